@@ -96,17 +96,17 @@ struct XHardswish {
 }  // namespace activation
 
 /// The table: ENTRY(enumerator of convt3d_activation, name, functor), in the order of the codes.
-#define CONVT3D_ACTIVATIONS(ENTRY)                           \
-  ENTRY(CONVT3D_ACT_NONE, "none", None)                      \
-  ENTRY(CONVT3D_ACT_RELU, "relu", Relu)                      \
-  ENTRY(CONVT3D_ACT_LEAKY_RELU, "leaky_relu", LeakyRelu)     \
-  ENTRY(CONVT3D_ACT_ELU, "elu", Elu)                         \
-  ENTRY(CONVT3D_ACT_GELU, "gelu", Gelu)                      \
-  ENTRY(CONVT3D_ACT_GELU_TANH, "gelu_tanh", GeluTanh)        \
-  ENTRY(CONVT3D_ACT_SILU, "silu", Silu)                      \
-  ENTRY(CONVT3D_ACT_SIGMOID, "sigmoid", Sigmoid)             \
-  ENTRY(CONVT3D_ACT_TANH, "tanh", Tanh)                      \
-  ENTRY(CONVT3D_ACT_HARDSWISH, "hardswish", Hardswish)       \
+#define CONVT3D_ACTIVATIONS(ENTRY)                       \
+  ENTRY(CONVT3D_ACT_NONE, "none", None)                  \
+  ENTRY(CONVT3D_ACT_RELU, "relu", Relu)                  \
+  ENTRY(CONVT3D_ACT_LEAKY_RELU, "leaky_relu", LeakyRelu) \
+  ENTRY(CONVT3D_ACT_ELU, "elu", Elu)                     \
+  ENTRY(CONVT3D_ACT_GELU, "gelu", Gelu)                  \
+  ENTRY(CONVT3D_ACT_GELU_TANH, "gelu_tanh", GeluTanh)    \
+  ENTRY(CONVT3D_ACT_SILU, "silu", Silu)                  \
+  ENTRY(CONVT3D_ACT_SIGMOID, "sigmoid", Sigmoid)         \
+  ENTRY(CONVT3D_ACT_TANH, "tanh", Tanh)                  \
+  ENTRY(CONVT3D_ACT_HARDSWISH, "hardswish", Hardswish)   \
   ENTRY(CONVT3D_ACT_X_HARDSWISH, "x_hardswish", XHardswish)
 
 /// Calls `function` with the functor of `code`: the switch stands outside the caller's inner loop, which is

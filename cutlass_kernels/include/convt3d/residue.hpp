@@ -57,7 +57,7 @@ CONVT3D_HOST_DEVICE constexpr int64_t greatest_common_divisor(int64_t a, int64_t
 /// Wants residue in [0, stride), kernel, stride, dilation >= 1, padding >= 0, and (kernel - 1) * dilation and
 /// stride + padding within int64. Takes O(min(kernel, stride)) steps.
 CONVT3D_HOST_DEVICE constexpr ResidueClass1d residue_class_1d(int64_t residue, int64_t out_size, int64_t kernel,
-                                                             int64_t stride, int64_t padding, int64_t dilation) {
+                                                              int64_t stride, int64_t padding, int64_t dilation) {
   int64_t const g = greatest_common_divisor(stride, dilation);
   ResidueClass1d c{residue, stride, 0, 0, 0, stride / g, 0, dilation / g};
   if (out_size > residue) c.count = (out_size - residue - 1) / stride + 1;
@@ -96,8 +96,8 @@ CONVT3D_HOST_DEVICE constexpr int64_t residue_class_count(int64_t const* stride)
 
 /// Class `index` in [0, residue_class_count), residue along W fastest. Arguments are triples (D, H, W).
 CONVT3D_HOST_DEVICE constexpr ResidueClass residue_class(int64_t index, int64_t const* out_size, int64_t const* kernel,
-                                                        int64_t const* stride, int64_t const* padding,
-                                                        int64_t const* dilation) {
+                                                         int64_t const* stride, int64_t const* padding,
+                                                         int64_t const* dilation) {
   ResidueClass c{};
   for (int axis = 2; axis >= 0; --axis) {
     c.dim[axis] = residue_class_1d(index % stride[axis], out_size[axis], kernel[axis], stride[axis], padding[axis],

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch.hpp"
+
+#include <algorithm>
+#include <cinttypes>
+
+namespace convt3d {
+namespace {
+
+constexpr char const* kKernelNames[] = {"auto", "sm80", "sm90"};
+constexpr int32_t kKernelCount = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
+static_assert(CONVT3D_KERNEL_AUTO == 0 && CONVT3D_KERNEL_SM80 == 1 && CONVT3D_KERNEL_SM90 == 2,
+              "kKernelNames follows convt3d_kernel");
+
+constexpr size_t kWorkspaceAlignment = 16;
+
+Family const* find(FamilyList families, int32_t kernel) {
+  for (Family const* family : families) {
+    if (family->id == kernel) return family;
+  }
+  return nullptr;
+}
+
+Status check_device(convt3d_device const& device, Message& message) {
+  if (device.compute_capability > 0 && device.multiprocessors > 0) return CONVT3D_OK;
+  return message.fail(CONVT3D_INVALID_ARGUMENT,
+                      "device must have a positive compute_capability and multiprocessors, but has %" PRId32
+                      " and %" PRId32,
+                      device.compute_capability, device.multiprocessors);
+}
+
+Status choose_fastest(FamilyList families, Problem const& problem, convt3d_device const& device, Family const** chosen,
+                      Message& message) {
+  char reasons[512];
+  Message all_reasons(reasons, sizeof reasons);
+  for (Family const* family : families) {
+    char reason[256];
+    Message one_reason(reason, sizeof reason);
+    if (family->supported(problem, device, one_reason) == CONVT3D_OK) {
+      *chosen = family;
+      return CONVT3D_OK;
+    }
+    all_reasons.append("%s%s: %s", reasons[0] == '\0' ? "" : "; ", family->name, reason);
+  }
+  if (families.count == 0) {
+    return message.fail(CONVT3D_NOT_SUPPORTED, "no kernel is compiled into this library");
+  }
+  return message.fail(CONVT3D_NOT_SUPPORTED, "%s", reasons);
+}
+
+/// A tensor's pointer is there and is a multiple of the alignment that the problem promises.
+Status check_pointer(char const* name, void const* pointer, int alignment, Message& message) {
+  if (pointer == nullptr) return message.fail(CONVT3D_INVALID_ARGUMENT, "%s is a null pointer", name);
+  if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(alignment) != 0) {
+    return message.fail(CONVT3D_INVALID_ARGUMENT, "%s at %p is not aligned to %d bytes", name, pointer, alignment);
+  }
+  return CONVT3D_OK;
+}
+
+Status check_tensors(Problem const& p, convt3d_tensors const& t, Message& message) {
+  int const element = element_bytes(p);
+  Status status = check_pointer("x", t.x, p.x_alignment, message);
+  if (status == CONVT3D_OK) status = check_pointer("weight", t.weight, element, message);
+  if (status == CONVT3D_OK && p.has_bias) status = check_pointer("bias", t.bias, element, message);
+  if (status == CONVT3D_OK && p.has_add) status = check_pointer("add", t.add, p.add_alignment, message);
+  if (status == CONVT3D_OK) status = check_pointer("y", t.y, p.y_alignment, message);
+  if (status != CONVT3D_OK) return status;
+  // Slices of one buffer may interleave without sharing an element, so only the plain mistake is caught here.
+  if (t.y == t.x || t.y == t.weight || (p.has_bias && t.y == t.bias) || (p.has_add && t.y == t.add)) {
+    return message.fail(CONVT3D_INVALID_ARGUMENT, "y starts at the address of an input; it must not overlap any");
+  }
+  return CONVT3D_OK;
+}
+
+}  // namespace
+
+FamilyList compiled_families() {
+#if CONVT3D_WITH_CUDA
+  static Family const* const families[] = {
+#if CONVT3D_WITH_SM90
+    sm90_family(),
+#endif
+    sm80_family(),
+  };
+  return {families, sizeof(families) / sizeof(families[0])};
+#else
+  return {nullptr, 0};
+#endif
+}
+
+char const* kernel_name(int32_t kernel) {
+  return kernel >= 0 && kernel < kKernelCount ? kKernelNames[kernel] : nullptr;
+}
+
+Status supported(FamilyList families, Problem const& problem, int32_t kernel, convt3d_device const& device,
+                 Message& message) {
+  if (kernel == CONVT3D_KERNEL_AUTO || kernel_name(kernel) == nullptr) {
+    return message.fail(CONVT3D_INVALID_ARGUMENT, "kernel must name one kernel (1..%" PRId32 "), but is %" PRId32,
+                        kKernelCount - 1, kernel);
+  }
+  Status const status = check_device(device, message);
+  if (status != CONVT3D_OK) return status;
+  Family const* family = find(families, kernel);
+  if (family == nullptr) {
+    return message.fail(CONVT3D_NOT_SUPPORTED, "kernel %s is not compiled into this library", kernel_name(kernel));
+  }
+  return family->supported(problem, device, message);
+}
+
+Status make_plan(FamilyList families, Problem const& problem, int32_t kernel, convt3d_device const& device,
+                 convt3d_plan* plan, Message& message) {
+  Family const* family = nullptr;
+  Status status = check_device(device, message);
+  if (status != CONVT3D_OK) return status;
+  if (kernel == CONVT3D_KERNEL_AUTO) {
+    status = choose_fastest(families, problem, device, &family, message);
+  } else {
+    status = supported(families, problem, kernel, device, message);
+    if (status == CONVT3D_OK) family = find(families, kernel);
+  }
+  if (status != CONVT3D_OK) return status;
+  *plan = convt3d_plan{static_cast<int32_t>(family->id), 0, family->workspace_bytes(problem, device)};
+  return CONVT3D_OK;
+}
+
+Status forward(FamilyList families, Problem const& problem, convt3d_plan const& plan, convt3d_tensors const& tensors,
+               convt3d_device const& device, void* stream, Message& message) {
+  Status status = check_tensors(problem, tensors, message);
+  if (status == CONVT3D_OK) status = supported(families, problem, plan.kernel, device, message);
+  if (status != CONVT3D_OK) return status;
+
+  Family const* family = find(families, plan.kernel);
+  size_t const needed = std::max(plan.workspace_bytes, family->workspace_bytes(problem, device));
+  if (tensors.workspace_bytes < needed) {
+    return message.fail(CONVT3D_WORKSPACE_TOO_SMALL, "workspace_bytes is %zu, but %zu are needed",
+                        tensors.workspace_bytes, needed);
+  }
+  if (needed > 0) status = check_pointer("workspace", tensors.workspace, kWorkspaceAlignment, message);
+  if (status != CONVT3D_OK) return status;
+  return family->run(problem, plan, tensors, stream, message);
+}
+
+}  // namespace convt3d

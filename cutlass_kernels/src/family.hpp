@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a kernel family plugs into the library. A family is a constant table of functions; dispatch.cpp lists the
+// families that are compiled in, fastest first. All functions receive a valid problem.
+#pragma once
+
+#include <cstddef>
+
+#include "convt3d/problem.hpp"
+#include "message.hpp"
+
+namespace convt3d {
+
+struct Family {
+  convt3d_kernel id;
+  char const* name;
+
+  /// OK, or NOT_SUPPORTED with the reason. Never OK for what `run` cannot do. Called for descriptions of devices
+  /// that need not be there, so it must not touch CUDA.
+  Status (*supported)(Problem const& problem, convt3d_device const& device, Message& message);
+
+  /// Device memory `run` needs, for a supported problem. Zero where the output is empty.
+  size_t (*workspace_bytes)(Problem const& problem, convt3d_device const& device);
+
+  /// Enqueues the work on `stream` of the current device. The problem is supported there and has outputs; pointers
+  /// are not null where they are needed and keep the promised alignments; the workspace is large enough.
+  Status (*run)(Problem const& problem, convt3d_plan const& plan, convt3d_tensors const& tensors, void* stream,
+                Message& message);
+};
+
+#if CONVT3D_WITH_CUDA
+Family const* sm80_family();  // src/sm80
+#endif
+#if CONVT3D_WITH_SM90
+Family const* sm90_family();  // src/sm90
+#endif
+
+}  // namespace convt3d
