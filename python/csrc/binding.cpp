@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The library as torch operators, over LibTorch's stable ABI only: no at:: or c10:: type, no Python API.
+//
+//   convt3d_native::forward(...) -> Tensor?   the result, or none where no kernel takes the call
+//   convt3d_native::select(...)  -> str       which kernel would take it: "sm80", or "none: <reason>"
+//
+// `forward` never raises for a bad or unsupported call, and writes nothing then: Python does the full validation,
+// with torch's own error texts, and the fallback. It raises on CUDA errors. Both are registered for every backend
+// at once, since a call that is not for this library has to answer "none" too.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "convt3d/convt3d.h"
+
+// Weak, because a torch without CUDA has no such function: the library then still loads, and finds no CUDA tensor.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
+                                                                                   void** ret_stream);
+
+namespace {
+
+using torch::stable::Tensor;
+
+constexpr int kDims = 5;
+constexpr size_t kMessageBytes = 256;
+
+struct Call {
+  Tensor const& input;
+  Tensor const& weight;
+  std::optional<Tensor> const& bias;
+  std::vector<int64_t> const& stride;
+  std::vector<int64_t> const& padding;
+  std::vector<int64_t> const& output_padding;
+  int64_t groups;
+  std::vector<int64_t> const& dilation;
+  std::optional<Tensor> const& add;
+  int64_t add_order;
+  int64_t activation;
+  double negative_slope;
+  int64_t precision;
+  int64_t kernel;
+  bool channels_last;
+};
+
+int32_t device_type_of(Tensor const& tensor) {
+  int32_t type = -1;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  return type;
+}
+
+// torch's number for the type. Unlike scalar_type(), answers for every type.
+int32_t dtype_of(Tensor const& tensor) {
+  int32_t dtype = -1;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+bool is_strided(Tensor const& tensor) {
+  int32_t layout = -1;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
+  return layout == aoti_torch_layout_strided();
+}
+
+int32_t alignment_of(void const* data) {
+  uintptr_t const address = reinterpret_cast<uintptr_t>(data) | 16;
+  return static_cast<int32_t>(address & (~address + 1));
+}
+
+void copy_strides(Tensor const& tensor, int64_t (&strides)[kDims]) {
+  for (int dim = 0; dim < kDims; ++dim) strides[dim] = tensor.stride(dim);
+}
+
+bool copy_triple(std::vector<int64_t> const& values, int64_t (&triple)[3]) {
+  if (values.size() != 3) return false;
+  for (int axis = 0; axis < 3; ++axis) triple[axis] = values[axis];
+  return true;
+}
+
+// The strides of a dense tensor of this shape, as torch gives them: a size of 0 counts as 1.
+void dense_strides(int64_t const (&shape)[kDims], bool channels_last, int64_t (&strides)[kDims]) {
+  static constexpr int kContiguous[kDims] = {4, 3, 2, 1, 0};
+  static constexpr int kChannelsLast[kDims] = {1, 4, 3, 2, 0};
+  int64_t next = 1;
+  for (int dim : channels_last ? kChannelsLast : kContiguous) {
+    strides[dim] = next;
+    next *= shape[dim] > 1 ? shape[dim] : 1;
+  }
+}
+
+// Strides of `add` expanded to the output's shape: 0 along broadcast dimensions. False where it does not broadcast.
+bool broadcast_strides(Tensor const& add, int64_t const (&shape)[kDims], int64_t (&strides)[kDims]) {
+  int64_t const dims = add.dim();
+  if (dims > kDims) return false;
+  for (int dim = 0; dim < kDims; ++dim) {
+    int64_t const own = dim - (kDims - dims);
+    if (own < 0 || (add.size(own) == 1 && shape[dim] != 1)) {
+      strides[dim] = 0;
+    } else if (add.size(own) == shape[dim]) {
+      strides[dim] = add.stride(own);
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::optional<convt3d_dtype> library_dtype(int32_t dtype) {
+  if (dtype == aoti_torch_dtype_float32()) return CONVT3D_F32;
+  if (dtype == aoti_torch_dtype_float16()) return CONVT3D_F16;
+  if (dtype == aoti_torch_dtype_bfloat16()) return CONVT3D_BF16;
+  return std::nullopt;
+}
+
+// Describes the call to the library; null, or the reason why it cannot be described. What the description itself
+// says wrong is the library's to find, except where this code already depends on it.
+char const* describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDims]) {
+  std::array<Tensor const*, 4> const tensors = {&call.input, &call.weight, call.bias ? &*call.bias : nullptr,
+                                                call.add ? &*call.add : nullptr};
+  int32_t const dtype = dtype_of(call.input);
+  int32_t const device = call.input.get_device_index();
+  for (Tensor const* tensor : tensors) {
+    if (tensor == nullptr) continue;
+    if (device_type_of(*tensor) != aoti_torch_device_type_cuda()) return "a tensor is not on a CUDA device";
+    if (tensor->get_device_index() != device) return "the tensors are on different devices";
+    if (!is_strided(*tensor)) return "a tensor is not strided";
+    if (dtype_of(*tensor) != dtype) return "the tensors have different types";
+  }
+  std::optional<convt3d_dtype> const type = library_dtype(dtype);
+  if (!type) return "the type is not float32, float16 or bfloat16";
+  if (call.input.dim() != kDims || call.weight.dim() != kDims) return "input or weight is not 5-D";
+
+  problem = {};
+  problem.batch = call.input.size(0);
+  problem.in_channels = call.input.size(1);
+  problem.groups = call.groups;
+  // A transposed convolution's weight is (Cin, Cout / groups, kD, kH, kW).
+  if (call.weight.size(0) != problem.in_channels) return "weight.size(0) is not the number of input channels";
+  if (__builtin_mul_overflow(call.weight.size(1), call.groups, &problem.out_channels)) return "groups is too large";
+  for (int axis = 0; axis < 3; ++axis) {
+    problem.in_size[axis] = call.input.size(2 + axis);
+    problem.kernel[axis] = call.weight.size(2 + axis);
+  }
+  if (!copy_triple(call.stride, problem.stride) || !copy_triple(call.padding, problem.padding) ||
+      !copy_triple(call.output_padding, problem.output_padding) || !copy_triple(call.dilation, problem.dilation)) {
+    return "stride, padding, output_padding or dilation does not have three values";
+  }
+  for (int64_t value : {call.add_order, call.activation, call.precision, call.kernel}) {
+    if (value < 0 || value > INT32_MAX) return "add_order, activation, precision or kernel is out of range";
+  }
+  problem.dtype = *type;
+  problem.precision = static_cast<int32_t>(call.precision);
+  problem.activation = static_cast<int32_t>(call.activation);
+  problem.add_order = static_cast<int32_t>(call.add_order);
+  problem.negative_slope = static_cast<float>(call.negative_slope);
+
+  int64_t out_size[3];
+  if (convt3d_output_size(&problem, out_size, nullptr, 0) != CONVT3D_OK) return "the sizes give no valid output";
+  int64_t const shape[kDims] = {problem.batch, problem.out_channels, out_size[0], out_size[1], out_size[2]};
+  int64_t bytes = static_cast<int64_t>(call.input.element_size());
+  for (int dim = 0; dim < kDims; ++dim) {
+    y_shape[dim] = shape[dim];
+    // Keeps dense_strides from overflowing.
+    if (shape[dim] < 0 || __builtin_mul_overflow(bytes, shape[dim] > 1 ? shape[dim] : 1, &bytes)) {
+      return "the output is too large";
+    }
+  }
+
+  copy_strides(call.input, problem.x_stride);
+  copy_strides(call.weight, problem.weight_stride);
+  dense_strides(shape, call.channels_last, problem.y_stride);
+  problem.x_alignment = alignment_of(call.input.const_data_ptr());
+  problem.add_alignment = 16;
+  problem.y_alignment = 16;  // torch's allocators give more
+  if (call.bias) {
+    if (call.bias->dim() != 1 || call.bias->size(0) != problem.out_channels) return "bias does not have Cout elements";
+    problem.has_bias = 1;
+    problem.bias_stride = call.bias->stride(0);
+  }
+  if (call.add) {
+    if (!broadcast_strides(*call.add, shape, problem.add_stride)) return "add does not broadcast to the output";
+    problem.has_add = 1;
+    problem.add_alignment = alignment_of(call.add->const_data_ptr());
+  }
+  return nullptr;
+}
+
+// What the library says of device `index`, which is the current one. Asked once per device: properties are slow.
+convt3d_status device_of(int32_t index, convt3d_device& device, char* message) {
+  static std::array<std::atomic<uint64_t>, 64> known{};
+  bool const cacheable = index >= 0 && index < static_cast<int32_t>(known.size());
+  if (cacheable) {
+    uint64_t const packed = known[index].load(std::memory_order_relaxed);
+    if (packed != 0) {
+      device = {static_cast<int32_t>(packed >> 32), static_cast<int32_t>(packed & UINT32_MAX)};
+      return CONVT3D_OK;
+    }
+  }
+  convt3d_status const status = convt3d_current_device(&device, message, kMessageBytes);
+  if (status == CONVT3D_OK && cacheable) {
+    uint64_t const packed = static_cast<uint64_t>(static_cast<uint32_t>(device.compute_capability)) << 32 |
+                            static_cast<uint32_t>(device.multiprocessors);
+    known[index].store(packed, std::memory_order_relaxed);
+  }
+  return status;
+}
+
+// Whether a status means "not for this library" rather than a failure.
+bool declined(convt3d_status status) {
+  return status == CONVT3D_INVALID_ARGUMENT || status == CONVT3D_NOT_SUPPORTED;
+}
+
+Tensor empty_cuda(std::vector<int64_t> const& shape, std::vector<int64_t> const& strides, int32_t dtype,
+                  int32_t device_index) {
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(),
+                                                         strides.data(), dtype, aoti_torch_device_type_cuda(),
+                                                         device_index, &handle));
+  return Tensor(handle);
+}
+
+// Plans on the current device. A status that is not OK comes with a message.
+convt3d_status make_plan(Call const& call, convt3d_problem const& problem, convt3d_plan& plan, char* message) {
+  convt3d_device device{};
+  convt3d_status const status = device_of(call.input.get_device_index(), device, message);
+  if (status != CONVT3D_OK) return status;
+  return convt3d_make_plan(&problem, static_cast<convt3d_kernel>(call.kernel), &device, &plan, message, kMessageBytes);
+}
+
+void raise(convt3d_status status, char const* message) {
+  STD_TORCH_CHECK(false, "convt3d: ", message, " (status ", static_cast<int>(status), ")");
+}
+
+std::optional<Tensor> run(Call const& call) {
+  convt3d_problem problem;
+  int64_t shape[kDims];
+  if (describe(call, problem, shape) != nullptr) return std::nullopt;
+
+  int32_t const index = call.input.get_device_index();
+  torch::stable::accelerator::DeviceGuard const guard(index);
+  char message[kMessageBytes] = "";
+  convt3d_plan plan{};
+  convt3d_status status = make_plan(call, problem, plan, message);
+  if (declined(status)) return std::nullopt;
+  if (status != CONVT3D_OK) raise(status, message);
+
+  Tensor y = empty_cuda({shape, shape + kDims}, {problem.y_stride, problem.y_stride + kDims}, dtype_of(call.input), index);
+  std::optional<Tensor> workspace;
+  if (plan.workspace_bytes != 0) {
+    workspace = empty_cuda({static_cast<int64_t>(plan.workspace_bytes)}, {1}, aoti_torch_dtype_uint8(), index);
+  }
+  convt3d_tensors tensors{};
+  tensors.x = call.input.const_data_ptr();
+  tensors.weight = call.weight.const_data_ptr();
+  tensors.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
+  tensors.add = call.add ? call.add->const_data_ptr() : nullptr;
+  tensors.y = y.mutable_data_ptr();
+  tensors.workspace = workspace ? workspace->mutable_data_ptr() : nullptr;
+  tensors.workspace_bytes = plan.workspace_bytes;
+  // The plan relies on it, and an allocator of the user's own could break it.
+  if (alignment_of(tensors.y) < problem.y_alignment) return std::nullopt;
+
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "convt3d: this torch has no CUDA");
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+  status = convt3d_forward(&problem, &plan, &tensors, stream, message, sizeof(message));
+  if (declined(status)) return std::nullopt;
+  if (status != CONVT3D_OK) raise(status, message);
+  return y;
+}
+
+std::string choose(Call const& call) {
+  convt3d_problem problem;
+  int64_t shape[kDims];
+  if (char const* reason = describe(call, problem, shape)) return std::string("none: ") + reason;
+  torch::stable::accelerator::DeviceGuard const guard(call.input.get_device_index());
+  char message[kMessageBytes] = "";
+  convt3d_plan plan{};
+  if (make_plan(call, problem, plan, message) != CONVT3D_OK) return std::string("none: ") + message;
+  return convt3d_kernel_name(plan.kernel);
+}
+
+std::optional<Tensor> forward_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
+                              std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
+                              std::vector<int64_t> const& output_padding, int64_t groups,
+                              std::vector<int64_t> const& dilation, std::optional<Tensor> const& add, int64_t add_order,
+                              int64_t activation, double negative_slope, int64_t precision, int64_t kernel,
+                              int64_t channels_last) {
+  return run({input, weight, bias, stride, padding, output_padding, groups, dilation, add, add_order, activation,
+              negative_slope, precision, kernel, channels_last != 0});
+}
+
+std::string select_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
+                   std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
+                   std::vector<int64_t> const& output_padding, int64_t groups, std::vector<int64_t> const& dilation,
+                   std::optional<Tensor> const& add, int64_t add_order, int64_t activation, double negative_slope,
+                   int64_t precision, int64_t kernel, int64_t channels_last) {
+  return choose({input, weight, bias, stride, padding, output_padding, groups, dilation, add, add_order, activation,
+                 negative_slope, precision, kernel, channels_last != 0});
+}
+
+}  // namespace
+
+#define CONVT3D_ARGUMENTS                                                                                         \
+  "(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int groups, "   \
+  "int[] dilation, Tensor? add, int add_order, int activation, float negative_slope, int precision, int kernel, " \
+  "int channels_last)"
+
+STABLE_TORCH_LIBRARY(convt3d_native, m) {
+  m.def("forward" CONVT3D_ARGUMENTS " -> Tensor?");
+  m.def("select" CONVT3D_ARGUMENTS " -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(convt3d_native, CompositeExplicitAutograd, m) {
+  m.impl("forward", TORCH_BOX(&forward_op));
+  m.impl("select", TORCH_BOX(&select_op));
+}
