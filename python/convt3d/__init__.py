@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""3D transposed convolution fused with bias, add and activation, for PyTorch.
+
+``y = act(conv_transpose3d(x, w) + bias + add)`` as one operation: see :func:`conv_transpose3d`.
+"""
+
+from ._functional import conv_transpose3d
+from ._version import __version__
+from .modules import FusedConvTranspose3d, ModelNew
+from .reference import Model
+
+__all__ = [
+    "FusedConvTranspose3d",
+    "Model",
+    "ModelNew",
+    "__version__",
+    "conv_transpose3d",
+]

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator in ATen's terms: CPU, CUDA fallback, and a differentiable form for functorch.
+
+Whatever the path: 16-bit types are computed in fp32, sums and epilogue, and rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._memory_format import with_exact_strides
+from ._precision import (
+    conv_fp32_switch,
+    resolve_precision,
+    round_to_tf32,
+    round_to_tf32_differentiable,
+)
+from ._problem import Problem
+
+aten = torch.ops.aten
+
+
+def forward(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+    """The operator through ATen's transposed convolution and an in-place tail, on any device.
+
+    Returns:
+        A new tensor of ``problem.output_shape`` with exactly the strides of ``problem.empty_output()``.
+    """
+    if problem.batch == 0 or 0 in problem.out_size:
+        return problem.empty_output()
+    if not problem.batched:
+        input = input.unsqueeze(0)
+    out = _convolve(problem, input, weight, bias)
+    if add is not None and problem.add_before:
+        out.add_(add)
+    out = problem.activation.forward_(out, problem.negative_slope)
+    if add is not None and not problem.add_before:
+        out.add_(add)
+    out = with_exact_strides(out.to(problem.dtype), problem.channels_last)
+    return out if problem.batched else out.squeeze(0)
+
+
+def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """conv_transpose3d(input, weight) + bias for 5-D tensors, in ``problem.opmath_dtype``, freshly allocated."""
+    on_cuda = problem.device.type == "cuda"
+    precision = resolve_precision(problem.precision, problem.device.type)
+    if problem.is_sixteen_bit:
+        input, weight = input.float(), weight.float()
+        bias = None if bias is None else bias.float()
+        # The operands are exact in TF32, so its products are exact and its sums fp32: all that is needed.
+        precision = "tf32" if on_cuda else "ieee"
+    elif precision == "tf32" and not on_cuda and problem.dtype == torch.float32:
+        input, weight = round_to_tf32(input), round_to_tf32(weight)
+    if on_cuda:
+        return aten._convolution.default(
+            input,
+            weight,
+            bias,
+            problem.stride,
+            problem.padding,
+            problem.dilation,
+            True,
+            problem.output_padding,
+            problem.groups,
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cudnn.enabled,
+            precision == "tf32",
+        )
+    explicit = problem.is_sixteen_bit or problem.precision != "default"
+    with conv_fp32_switch("ieee" if explicit else "default", problem.device.type):
+        return conv_transpose(problem, input, weight, bias)
+
+
+def conv_transpose(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``aten::convolution`` for 5-D tensors; differentiable, and known to every functorch transform."""
+    return aten.convolution.default(
+        input,
+        weight,
+        bias,
+        problem.stride,
+        problem.padding,
+        problem.dilation,
+        True,
+        problem.output_padding,
+        problem.groups,
+    )
+
+
+def preactivation(
+    problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
+) -> Tensor:
+    """What the activation sees, in ``problem.opmath_dtype`` and differentiable. ``input`` is 5-D."""
+    if problem.is_sixteen_bit:
+        input, weight = input.float(), weight.float()
+        bias = None if bias is None else bias.float()
+    rounds = problem.precision == "tf32" and problem.dtype == torch.float32 and problem.device.type != "cuda"
+    if rounds:
+        input, weight = round_to_tf32_differentiable(input), round_to_tf32_differentiable(weight)
+    with conv_fp32_switch(problem.precision, problem.device.type):
+        t = conv_transpose(problem, input, weight, bias)
+    return t + add if add is not None and problem.add_before else t
+
+
+def decomposed(
+    problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
+) -> Tensor:
+    """The operator in differentiable ATen operators only: for functorch transforms and forward-mode AD."""
+    t = preactivation(problem, input if problem.batched else input.unsqueeze(0), weight, bias, add)
+    out = problem.activation.forward(t, problem.negative_slope)
+    if add is not None and not problem.add_before:
+        out = out + add
+    out = out.to(problem.dtype)
+    return out if problem.batched else out.squeeze(0)

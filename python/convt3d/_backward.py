@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of the operator.
+
+With ``t = conv_transpose3d(x, w) + bias + add`` and ``y = act(t)``: ``grad_t = act'(t) * grad_y``;
+``grad_add`` is ``grad_t`` summed over broadcast dimensions; ``grad_x``, ``grad_w``, ``grad_bias`` are the
+gradients of the convolution at ``grad_t``. ``t`` is recomputed from the inputs rather than stored: it is as
+large as the output, and the operator that recomputes it is bound by reading inputs it has to read anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ._aten import preactivation
+from ._memory_format import with_exact_strides
+from ._precision import conv_fp32_switch, resolve_precision, round_to_tf32
+from ._problem import Problem
+
+aten = torch.ops.aten
+
+Mask = tuple[bool, bool, bool, bool]
+"""Which gradients are wanted: input, weight, bias, add."""
+
+
+def needs_preactivation(problem: Problem) -> bool:
+    return problem.activation.name != "none"
+
+
+def backward(
+    problem: Problem,
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+    mask: Sequence[bool],
+    recompute: Callable[[], Tensor],
+) -> list[Tensor]:
+    """The wanted gradients, in order, computed without autograd.
+
+    Args:
+        grad_output: shape of the output.
+        mask: which of input, weight, bias, add (in that order) get a gradient.
+        recompute: gives the pre-activation, shape of the output.
+
+    Returns:
+        One tensor per True in ``mask``, shaped and typed like its tensor. Gradients of input and weight have
+        the output's memory format.
+    """
+    dtype = problem.dtype
+    if problem.batch == 0 or 0 in problem.out_size:
+        return empty_gradients(problem, input, weight, bias, add, mask, zero=True)
+    grad_t = grad_output if problem.batched else grad_output.unsqueeze(0)
+    if needs_preactivation(problem):
+        t = recompute() if problem.batched else recompute().unsqueeze(0)
+        opmath = problem.opmath_dtype
+        grad_t = problem.activation.backward(grad_t.to(opmath), t.to(opmath), problem.negative_slope)
+        del t
+    grads: list[Tensor] = []
+    x = input if problem.batched else input.unsqueeze(0)
+    grad_x, grad_w, grad_bias = _conv_gradients(problem, grad_t, x, weight, bias, mask[:3])
+    if grad_x is not None:
+        grad_x = with_exact_strides(grad_x.to(dtype), problem.channels_last)
+        grads.append(grad_x if problem.batched else grad_x.squeeze(0))
+    if grad_w is not None:
+        grads.append(with_exact_strides(grad_w.to(dtype), problem.channels_last))
+    if grad_bias is not None:
+        grads.append(grad_bias.to(dtype))
+    if mask[3]:
+        assert add is not None
+        grads.append(_reduce_to_add(problem, grad_t, add).to(dtype))
+    return grads
+
+
+def _reduce_to_add(problem: Problem, grad: Tensor, add: Tensor) -> Tensor:
+    """``grad`` (5-D) summed over what ``add`` broadcasts, with the strides that `empty_gradients` promises."""
+    if tuple(add.shape) == problem.output_shape:
+        grad = with_exact_strides(grad, problem.channels_last)
+        return grad if problem.batched else grad.squeeze(0)
+    return grad.sum_to_size(add.shape).contiguous()
+
+
+def empty_gradients(
+    problem: Problem,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+    mask: Sequence[bool],
+    zero: bool = False,
+) -> list[Tensor]:
+    """Tensors of the shapes, types and strides that :func:`backward` returns; zeros if asked."""
+    fill = torch.zeros if zero else torch.empty
+    options = {"dtype": problem.dtype, "device": problem.device}
+    grads: list[Tensor] = []
+
+    def like(shape: Sequence[int]) -> Tensor:
+        grad = torch.empty(tuple(shape), **options, memory_format=problem.memory_format)  # type: ignore[call-overload]
+        return grad.zero_() if zero else grad  # type: ignore[no-any-return]
+
+    if mask[0]:
+        grads.append(like(input.shape) if problem.batched else like((1, *input.shape)).squeeze(0))
+    if mask[1]:
+        grads.append(like(weight.shape))
+    if mask[2]:
+        grads.append(fill((problem.out_channels,), **options))  # type: ignore[call-overload]
+    if mask[3]:
+        assert add is not None
+        if tuple(add.shape) == problem.output_shape:
+            grad = like(problem.output_shape_5d)
+            grads.append(grad if problem.batched else grad.squeeze(0))
+        else:
+            grads.append(fill(tuple(add.shape), **options))  # type: ignore[call-overload]
+    return grads
+
+
+def _conv_gradients(
+    problem: Problem,
+    grad_t: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of conv_transpose3d(input, weight) + bias at ``grad_t``; all 5-D."""
+    if not any(mask):
+        return None, None, None
+    grad_bias = grad_t.sum((0, 2, 3, 4)) if mask[2] else None
+    on_cuda = problem.device.type == "cuda"
+    precision = problem.precision
+    if problem.is_sixteen_bit and not on_cuda:
+        grad_t, input, weight = grad_t.float(), input.float(), weight.float()
+        precision = "ieee"
+    elif problem.is_sixteen_bit:
+        grad_t = grad_t.to(problem.dtype)
+    elif precision == "tf32" and problem.dtype == torch.float32 and not on_cuda:
+        grad_t, input, weight = round_to_tf32(grad_t), round_to_tf32(input), round_to_tf32(weight)
+    grad_x: Tensor | None = None
+    rest = (mask[0], mask[1], False)
+    if mask[0] and on_cuda and precision != "default" and problem.dtype == torch.float32:
+        # Told its precision as an argument, it needs no global switch.
+        grad_x = _conv_with_precision(problem, grad_t, weight, precision)
+        rest = (False, mask[1], False)
+    grad_w: Tensor | None = None
+    if any(rest):
+        with conv_fp32_switch(precision, problem.device.type):
+            x, grad_w, _ = conv_backward(problem, grad_t, input, weight, rest)
+        grad_x = x if rest[0] else grad_x
+    return grad_x, grad_w if mask[1] else None, grad_bias
+
+
+def _conv_with_precision(problem: Problem, grad_t: Tensor, weight: Tensor, precision: str) -> Tensor:
+    """The gradient of the input, which is a plain convolution of ``grad_t``."""
+    grad: Tensor = aten._convolution.default(
+        grad_t,
+        weight,
+        None,
+        problem.stride,
+        problem.padding,
+        problem.dilation,
+        False,
+        (0, 0, 0),
+        problem.groups,
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.enabled,
+        resolve_precision(precision, "cuda") == "tf32",
+    )
+    # output_padding >= stride (allowed under a larger dilation) makes the convolution yield planes beyond x.
+    for dim in range(3):
+        grad = grad.narrow(2 + dim, 0, problem.in_size[dim])
+    return grad
+
+
+def conv_backward(
+    problem: Problem, grad_t: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``aten::convolution_backward`` of the transposed convolution; differentiable."""
+    return aten.convolution_backward.default(  # type: ignore[no-any-return]
+        grad_t,
+        input,
+        weight,
+        [problem.out_channels],
+        problem.stride,
+        problem.padding,
+        problem.dilation,
+        True,
+        problem.output_padding,
+        problem.groups,
+        list(mask),
+    )
+
+
+def differentiable_backward(
+    problem: Problem,
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+    mask: Sequence[bool],
+) -> list[Tensor]:
+    """:func:`backward` in differentiable ATen operators, for ``create_graph=True`` to any order."""
+    dtype = problem.dtype
+    x = input if problem.batched else input.unsqueeze(0)
+    grad_t = grad_output if problem.batched else grad_output.unsqueeze(0)
+    opmath = problem.opmath_dtype
+    grad_t = grad_t.to(opmath)
+    if needs_preactivation(problem):
+        t = preactivation(problem, x, weight, bias, add)
+        grad_t = problem.activation.backward(grad_t, t, problem.negative_slope)
+    grads: list[Tensor] = []
+    if mask[0] or mask[1]:
+        with conv_fp32_switch(problem.precision, problem.device.type):
+            grad_x, grad_w, _ = conv_backward(
+                problem, grad_t, x.to(opmath), weight.to(opmath), (mask[0], mask[1], False)
+            )
+        if mask[0]:
+            grads.append((grad_x if problem.batched else grad_x.squeeze(0)).to(dtype))
+        if mask[1]:
+            grads.append(grad_w.to(dtype))
+    if mask[2]:
+        grads.append(grad_t.sum((0, 2, 3, 4)).to(dtype))
+    if mask[3]:
+        assert add is not None
+        grads.append((grad_t if problem.batched else grad_t.squeeze(0)).sum_to_size(add.shape).to(dtype))
+    return grads

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functional interface, and its short way into the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from . import _native
+from ._activations import ACTIVATIONS
+from ._memory_format import output_is_channels_last
+from ._ops import forward_op
+from ._precision import PRECISION_CODES, resolve_precision
+from ._problem import ADD_ORDERS, Triple, output_extent, triple
+
+IntOrTriple = int | Sequence[int]
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrTriple = 1,
+    padding: IntOrTriple = 0,
+    output_padding: IntOrTriple = 0,
+    groups: int = 1,
+    dilation: IntOrTriple = 1,
+    *,
+    add: Tensor | None = None,
+    add_order: str = "before",
+    activation: str = "none",
+    negative_slope: float = 0.01,
+    precision: str | None = None,
+) -> Tensor:
+    """``act(conv_transpose3d(input, weight) + bias + add)`` as one operation.
+
+    The first eight arguments are those of :func:`torch.nn.functional.conv_transpose3d`, in its order.
+
+    Args:
+        input: (N, Cin, D, H, W), or (Cin, D, H, W) without a batch.
+        weight: (Cin, Cout / groups, kD, kH, kW).
+        bias: (Cout,).
+        stride, padding, output_padding, dilation: an int, or three for (depth, height, width).
+        groups: divides Cin.
+        add: the output's shape, or anything that broadcasts to it.
+        add_order: "before" adds before the activation, "after" behind it.
+        activation: none, relu, leaky_relu, elu (alpha 1), gelu (erf), gelu_tanh, silu, sigmoid, tanh, hardswish,
+            or x_hardswish (``t * hardswish(t)``).
+        negative_slope: of leaky_relu.
+        precision: of fp32 multiplications. "ieee" is fp32 accuracy; "tf32" rounds both operands to TF32; None
+            follows ``torch.backends.cudnn.conv.fp32_precision`` at the moment the operator runs.
+
+    Returns:
+        (N, Cout, oD, oH, oW), or without N, in the inputs' dtype, with
+        ``o = (i - 1) * stride - 2 * padding + dilation * (k - 1) + output_padding + 1``. Its memory format is
+        channels_last_3d where input or weight suggests it and the type is not double, contiguous otherwise.
+        Under autocast it has the autocast type, whatever the type of ``add``.
+
+    All tensors have one dtype (float32, float16, bfloat16, float64; complex and int64 as far as PyTorch goes) and
+    one device. 16-bit types are computed in fp32, sums and epilogue, and rounded once.
+
+    Raises:
+        TypeError, RuntimeError, ValueError: as PyTorch for the same mistake; the message names the argument.
+    """
+    tensors = (input, weight, bias, add)
+    if has_torch_function(tensors):
+        return handle_torch_function(  # type: ignore[no-any-return]
+            conv_transpose3d,
+            tensors,
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            output_padding,
+            groups,
+            dilation,
+            add=add,
+            add_order=add_order,
+            activation=activation,
+            negative_slope=negative_slope,
+            precision=precision,
+        )
+    for name, tensor in (("input", input), ("weight", weight), ("bias", bias), ("add", add)):
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("input", "weight")):
+            raise TypeError(f"convt3d: {name} must be a Tensor, got {type(tensor).__name__}")
+    strides = triple(stride, "stride")
+    paddings = triple(padding, "padding")
+    output_paddings = triple(output_padding, "output_padding")
+    dilations = triple(dilation, "dilation")
+    if not isinstance(groups, (int, torch.SymInt)) or isinstance(groups, bool):
+        raise TypeError(f"convt3d: groups must be an int, got {groups!r} ({type(groups).__name__})")
+    named = {"activation": activation, "add_order": add_order, "precision": precision or ""}
+    for name, value in named.items():
+        if not isinstance(value, str):
+            raise TypeError(f"convt3d: {name} must be a string, got {value!r} ({type(value).__name__})")
+    if not isinstance(negative_slope, (int, float)):
+        raise TypeError(f"convt3d: negative_slope must be a number, got {negative_slope!r}")
+    resolved = "default" if precision is None else precision
+    if not torch.compiler.is_compiling() and input.is_cuda and _nothing_in_between(tensors):
+        out = _direct(
+            input,
+            weight,
+            bias,
+            strides,
+            paddings,
+            output_paddings,
+            groups,
+            dilations,
+            add,
+            add_order,
+            activation,
+            negative_slope,
+            resolved,
+        )
+        if out is not None:
+            return out
+    return forward_op(  # type: ignore[no-any-return]
+        input,
+        weight,
+        bias,
+        strides,
+        paddings,
+        output_paddings,
+        groups,
+        dilations,
+        add,
+        add_order,
+        activation,
+        negative_slope,
+        resolved,
+    )
+
+
+def _nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether no dispatcher feature (autograd, autocast, subclasses, modes, transforms) has a say in this call."""
+    needs_grad = False
+    for tensor in tensors:
+        if tensor is not None:
+            if type(tensor) not in _PLAIN_TYPES:
+                return False
+            needs_grad = needs_grad or tensor.requires_grad
+    return not (
+        (needs_grad and torch.is_grad_enabled())
+        or torch.is_autocast_enabled("cuda")
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _direct(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Triple,
+    padding: Triple,
+    output_padding: Triple,
+    groups: int,
+    dilation: Triple,
+    add: Tensor | None,
+    add_order: str,
+    activation: str,
+    negative_slope: float,
+    precision: str,
+) -> Tensor | None:
+    """The kernels' result without passing the dispatcher's Python kernels, or None.
+
+    The kernels check every argument themselves and refuse what is wrong as they refuse what they cannot do:
+    None here sends the call to the registered operator, which knows the right error or the fallback.
+    """
+    native = _native.native()
+    kernel = _native.requested_kernel()
+    act = ACTIVATIONS.get(activation)
+    if (
+        not native.available
+        or kernel == _native.USE_ATEN
+        or act is None
+        or add_order not in ADD_ORDERS
+        or (precision != "default" and precision not in PRECISION_CODES)
+        or input.dim() != 5
+        or weight.dim() != 5
+        or input.numel() == 0
+    ):
+        return None
+    if add is not None:
+        size, taps = input.shape, weight.shape
+        out = (size[0], taps[1] * groups) + tuple(
+            output_extent(size[i + 2], taps[i + 2], stride[i], padding[i], output_padding[i], dilation[i])
+            for i in range(3)
+        )
+        if add.shape != out:
+            try:
+                add = add.expand(out)
+            except RuntimeError:
+                return None
+    return _native.call(
+        native.forward,
+        input,
+        weight,
+        bias,
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
+        add,
+        ADD_ORDERS.index(add_order),
+        act.code,
+        negative_slope,
+        PRECISION_CODES[resolve_precision(precision, "cuda")],
+        kernel,
+        output_is_channels_last(input, weight),
+    )

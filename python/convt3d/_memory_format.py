@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory format of outputs and gradients.
+
+One rule, PyTorch's on CUDA, serves the real and the fake operator on every device: channels_last_3d where the
+input or the weight suggests it and the type is not double, contiguous otherwise. (PyTorch's own fake kernel and
+its CPU kernels follow other rules; following one rule everywhere is what keeps a compiled graph's strides true.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# cuDNN is kept off channels-last for double, and complex runs as convolutions of its real type.
+_ALWAYS_CONTIGUOUS = frozenset({torch.float64, torch.complex128})
+
+
+def suggests_channels_last_3d(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether PyTorch's ``suggest_memory_format`` says channels_last_3d for a 5-D tensor.
+
+    Args:
+        shape: (N, C, D, H, W); may hold SymInts.
+        strides: elements, in the same order.
+
+    The rule: walking C, W, H, D, N, each stride is at least the extent of what came before. Ambiguous cases
+    (any size 0, a channel stride of 0, and N111 tensors whose strides are all alike) count as contiguous.
+    """
+    if strides[1] == 0:
+        return False
+    extent: int = 0
+    for dim in (1, 4, 3, 2, 0):
+        if shape[dim] == 0 or strides[dim] < extent:
+            return False
+        if dim == 0 and extent == strides[1]:
+            return False
+        extent = strides[dim]
+        if shape[dim] > 1:
+            extent *= shape[dim]
+    return True
+
+
+def output_is_channels_last(input: Tensor, weight: Tensor) -> bool:
+    """Whether a result computed from 5-D ``input`` and ``weight`` is channels_last_3d."""
+    if input.dtype in _ALWAYS_CONTIGUOUS:
+        return False
+    return suggests_channels_last_3d(input.shape, input.stride()) or suggests_channels_last_3d(
+        weight.shape, weight.stride()
+    )
+
+
+def as_memory_format(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last_3d if channels_last else torch.contiguous_format
+
+
+def with_exact_strides(tensor: Tensor, channels_last: bool) -> Tensor:
+    """``tensor`` (5-D) with exactly the strides that ``torch.empty`` gives in that memory format.
+
+    Copies only where the layout really differs; strides of size-1 dimensions are relabelled without a copy.
+    """
+    memory_format = as_memory_format(channels_last)
+    wanted = torch.empty(tensor.shape, device="meta", memory_format=memory_format).stride()
+    if tensor.stride() == wanted:
+        return tensor
+    if not tensor.is_contiguous(memory_format=memory_format):
+        tensor = tensor.contiguous(memory_format=memory_format)
+    return tensor if tensor.stride() == wanted else tensor.as_strided(tensor.shape, wanted)

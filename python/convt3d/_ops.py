@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registration of ``torch.ops.convt3d``: schemas, fake, CPU and CUDA kernels, autocast, autograd, vmap.
+
+Every kernel starts by building a :class:`Problem`, so all of them refuse the same calls with the same words.
+Autograd is an implementation of the Autograd key rather than ``register_autograd``, whose formulas raise under
+``torch.func`` and return zero tangents in silence under forward-mode AD: here those calls are decomposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _aten, _backward, _native
+from ._precision import PRECISION_CODES, resolve_precision
+from ._problem import Problem
+
+_ARGUMENTS = (
+    "Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, "
+    "SymInt groups, SymInt[] dilation, Tensor? add, str add_order, str activation, float negative_slope, "
+    "str precision"
+)
+
+# Positions of the tensors among those arguments.
+_INPUT, _WEIGHT, _BIAS, _ADD = 0, 1, 2, 8
+_ACTIVATION = 10
+
+_library = torch.library.Library("convt3d", "DEF")
+_library.define(f"conv_transpose3d({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(
+    f"conv_transpose3d_backward(Tensor grad_output, {_ARGUMENTS}, bool[] mask) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+forward_op = torch.ops.convt3d.conv_transpose3d.default
+backward_op = torch.ops.convt3d.conv_transpose3d_backward.default
+
+_Args = tuple[Any, ...]
+
+
+def _tensors(args: _Args) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    return args[_INPUT], args[_WEIGHT], args[_BIAS], args[_ADD]
+
+
+def _with_tensors(args: _Args, change: Callable[[Tensor], Tensor]) -> _Args:
+    changed = list(args)
+    for position in (_INPUT, _WEIGHT, _BIAS, _ADD):
+        if changed[position] is not None:
+            changed[position] = change(changed[position])
+    return tuple(changed)
+
+
+# --- forward -----------------------------------------------------------------------------------------------
+
+
+def _fake(*args: Any) -> Tensor:
+    problem = Problem.create(*args)
+    out = args[_INPUT].new_empty(problem.output_shape_5d)
+    if problem.channels_last:
+        out = torch.empty_like(out, memory_format=torch.channels_last_3d)
+    return out if problem.batched else out.squeeze(0)
+
+
+def _forward_cpu(*args: Any) -> Tensor:
+    return _aten.forward(Problem.create(*args), *_tensors(args))
+
+
+def _forward_cuda(*args: Any) -> Tensor:
+    problem = Problem.create(*args)
+    out = _forward_native(problem, *_tensors(args))
+    return _aten.forward(problem, *_tensors(args)) if out is None else out
+
+
+def _forward_native(
+    problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
+) -> Tensor | None:
+    """The result of our kernels, or None where they do not take the call."""
+    kernel = _native.requested_kernel()
+    if kernel == _native.USE_ATEN or problem.batch == 0 or 0 in problem.out_size:
+        return None
+    native = _native.native()
+    if not native.available:
+        return None
+    out = _native.call(
+        native.forward,
+        input if problem.batched else input.unsqueeze(0),
+        weight,
+        bias,
+        problem.stride,
+        problem.padding,
+        problem.output_padding,
+        problem.groups,
+        problem.dilation,
+        None if add is None else add.expand(problem.output_shape_5d),
+        0 if problem.add_before else 1,
+        problem.activation.code,
+        problem.negative_slope,
+        PRECISION_CODES[resolve_precision(problem.precision, "cuda")],
+        kernel,
+        problem.channels_last,
+    )
+    return out if out is None or problem.batched else out.squeeze(0)
+
+
+# --- backward ----------------------------------------------------------------------------------------------
+
+
+def _check_mask(mask: list[bool]) -> None:
+    if len(mask) != 4:
+        raise RuntimeError(f"convt3d: mask must have 4 entries (input, weight, bias, add), got {mask!r}")
+
+
+def _backward_fake(grad_output: Tensor, *rest: Any) -> list[Tensor]:
+    args, mask = rest[:-1], rest[-1]
+    _check_mask(mask)
+    return _backward.empty_gradients(Problem.create(*args), *_tensors(args), mask)
+
+
+def _backward_real(grad_output: Tensor, *rest: Any) -> list[Tensor]:
+    args, mask = rest[:-1], rest[-1]
+    _check_mask(mask)
+    problem = Problem.create(*args)
+    return _backward.backward(
+        problem, grad_output, *_tensors(args), mask, recompute=lambda: _recompute(problem, args)
+    )
+
+
+def _recompute(problem: Problem, args: _Args) -> Tensor:
+    """The pre-activation: the same call with neither an activation nor an add that comes after one.
+
+    On a CPU 16-bit types stay in fp32; on CUDA it is the kernels' rounded result.
+    """
+    changed = list(args)
+    changed[_ACTIVATION] = "none"
+    if not problem.add_before:
+        changed[_ADD] = None
+    if problem.is_sixteen_bit and problem.device.type == "cpu":
+        changed = list(_with_tensors(tuple(changed), Tensor.float))
+    return forward_op(*changed)  # type: ignore[no-any-return]
+
+
+class _ConvTranspose3dFunction(torch.autograd.Function):
+    """Saves inputs only, and of those only what a wanted gradient needs."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
+        problem = Problem.create(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            out = forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        input, weight, bias, add = _tensors(args)
+        # Every saved set can describe the call again, so input and weight are always in it; they live anyway.
+        # `add` takes part in the pre-activation only if it comes before one.
+        keep_add = add is not None and problem.add_before and _backward.needs_preactivation(problem)
+        ctx.save_for_backward(input, weight, bias, add if keep_add else None)
+        ctx.problem = problem
+        ctx.args = _with_tensors(args, lambda tensor: None)  # type: ignore[arg-type, return-value]
+        ctx.add_shape = None if add is None else add.shape
+        ctx.set_materialize_grads(False)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
+        (grad_output,) = grad_outputs
+        grads: list[Tensor | None] = [None] * (1 + len(ctx.args))
+        if grad_output is None:
+            return tuple(grads)
+        problem: Problem = ctx.problem
+        input, weight, bias, add = ctx.saved_tensors
+        needs = ctx.needs_input_grad[1:]
+        mask = [needs[_INPUT], needs[_WEIGHT], needs[_BIAS], needs[_ADD]]
+        positions = [_INPUT, _WEIGHT, _BIAS, _ADD]
+        if mask[3] and add is None:
+            # The add does not pass through the activation: its gradient is the output's.
+            grads[1 + _ADD] = grad_output.sum_to_size(ctx.add_shape)
+            mask[3] = False
+        wanted = [position for position, want in zip(positions, mask, strict=True) if want]
+        if not wanted:
+            return tuple(grads)
+        # A backward pass runs in the types of its forward pass, whatever autocast says around it.
+        with torch.autocast(problem.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                results = _backward.differentiable_backward(
+                    problem, grad_output, input, weight, bias, add, mask
+                )
+            else:
+                args = list(ctx.args)
+                args[_INPUT], args[_WEIGHT], args[_BIAS], args[_ADD] = input, weight, bias, add
+                results = backward_op(grad_output, *args, mask)
+        for position, grad in zip(wanted, results, strict=True):
+            grads[1 + position] = grad
+        return tuple(grads)
+
+
+def _needs_decomposition() -> bool:
+    """Whether a functorch transform or a forward-mode level is active."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _autograd(keyset: Any, *args: Any) -> Tensor:
+    if _needs_decomposition():
+        return _aten.decomposed(Problem.create(*args), *_tensors(args))
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in _tensors(args)):
+        return _ConvTranspose3dFunction.apply(keyset, *args)  # type: ignore[no-any-return, no-untyped-call]
+    with torch._C._AutoDispatchBelowAutograd():
+        return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[no-any-return]
+
+
+# --- autocast and vmap -------------------------------------------------------------------------------------
+
+
+def _autocast(device_type: str, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
+    """The rule of PyTorch's own convolutions: floating-point tensors, except double, take the autocast type.
+
+    Bias and add are cast too, so the output has the autocast type whatever the type of ``add`` is.
+    """
+    keys = torch._C.DispatchKeySet(key)
+
+    def cast(tensor: Tensor) -> Tensor:
+        eligible = tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type == device_type
+        return tensor.to(torch.get_autocast_dtype(device_type)) if eligible else tensor
+
+    def kernel(*args: Any) -> Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return forward_op(*_with_tensors(args, cast))  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    """Decomposes: ATen's batching rules fold a mapped input into the batch, and a mapped weight into groups."""
+    mapped = [(p, d) for p, d in enumerate(in_dims) if d is not None]
+
+    def call(*tensors: Tensor) -> Tensor:
+        inner = list(args)
+        for (position, _), tensor in zip(mapped, tensors, strict=True):
+            inner[position] = tensor
+        return _aten.decomposed(Problem.create(*inner), *_tensors(tuple(inner)))
+
+    out = torch.vmap(call, in_dims=tuple(d for _, d in mapped), randomness=info.randomness)(
+        *(args[p] for p, _ in mapped)
+    )
+    return out, 0
+
+
+_library.impl("conv_transpose3d", _forward_cpu, "CPU")
+_library.impl("conv_transpose3d", _forward_cuda, "CUDA")
+_library.impl("conv_transpose3d", _autograd, "Autograd", with_keyset=True)
+_library.impl("conv_transpose3d", _autocast("cpu", torch._C.DispatchKey.AutocastCPU), "AutocastCPU")
+_library.impl("conv_transpose3d", _autocast("cuda", torch._C.DispatchKey.AutocastCUDA), "AutocastCUDA")
+_library.impl("conv_transpose3d_backward", _backward_real, "CPU")
+_library.impl("conv_transpose3d_backward", _backward_real, "CUDA")
+torch.library.register_fake("convt3d::conv_transpose3d", _fake, lib=_library)
+torch.library.register_fake("convt3d::conv_transpose3d_backward", _backward_fake, lib=_library)
+torch.library.register_vmap("convt3d::conv_transpose3d", _vmap, lib=_library)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic of fp32 multiplications: what "default", "ieee" and "tf32" mean, and how each is enforced.
+
+"default" follows PyTorch's switch at the moment the operator runs, so nothing is baked into a traced graph.
+An explicit precision holds on every path. ATen's operators that cannot be told run under
+:func:`conv_fp32_switch`, which changes PyTorch's global switch only where it differs, under one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Precision = Literal["default", "ieee", "tf32"]
+PRECISIONS: tuple[Precision, ...] = ("default", "ieee", "tf32")
+
+# The kernels' codes, ``convt3d_precision`` in convt3d.h.
+PRECISION_CODES = {"ieee": 0, "tf32": 1}
+
+_switch_lock = threading.RLock()
+
+
+def _backend(device_type: str) -> Any:
+    return torch.backends.cudnn if device_type == "cuda" else torch.backends.mkldnn
+
+
+def _read_switch(device_type: str) -> str:
+    """PyTorch's setting for convolutions: "tf32", "ieee", "bf16" (CPU only) or "none" (nothing was set)."""
+    conv = getattr(_backend(device_type), "conv", None)
+    value = getattr(conv, "fp32_precision", None)
+    if isinstance(value, str):
+        return value
+    # Where the per-operator attribute is missing the older flag is the only switch.
+    if device_type == "cuda":
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    return "none"
+
+
+def resolve_precision(precision: str, device_type: str) -> str:
+    """"ieee" or "tf32" for fp32 multiplications on ``device_type`` right now.
+
+    "default" is tf32 exactly where PyTorch's own CUDA convolutions use it, and ieee on a CPU.
+    """
+    if precision != "default":
+        return precision
+    if device_type != "cuda":
+        return "ieee"
+    return "tf32" if _read_switch("cuda") == "tf32" else "ieee"
+
+
+@contextmanager
+def conv_fp32_switch(precision: str, device_type: str) -> Iterator[None]:
+    """Runs a block with PyTorch's convolution switch saying ``precision``; "default" leaves it alone.
+
+    Takes the lock, and touches the switch, only where the block needs another setting than the present one. On
+    a CPU both explicit precisions mean true fp32 arithmetic (tf32 rounds its operands beforehand).
+    """
+    if precision == "default" or device_type not in ("cpu", "cuda"):
+        yield
+        return
+    wanted = precision if device_type == "cuda" else "ieee"
+    if _agrees(_read_switch(device_type), wanted):
+        yield
+        return
+    conv = _backend(device_type).conv
+    with _switch_lock:
+        before = conv.fp32_precision
+        conv.fp32_precision = wanted
+        try:
+            yield
+        finally:
+            conv.fp32_precision = before
+
+
+def _agrees(setting: str, wanted: str) -> bool:
+    return setting == wanted or (setting == "none" and wanted == "ieee")
+
+
+# TF32 keeps 10 of fp32's 23 mantissa bits.
+_DROPPED = 13
+_HALF_MINUS_ONE = (1 << (_DROPPED - 1)) - 1
+_KEEP = ~((1 << _DROPPED) - 1)
+_LARGEST_TF32 = 0x7F7FE000
+_EXPONENT = 0x7F800000
+_SIGN = -0x80000000
+
+
+def round_to_tf32(tensor: Tensor) -> Tensor:
+    """fp32 values rounded to TF32: to nearest, ties to even, as PyTorch's TF32 convolutions round operands.
+
+    Args:
+        tensor: float32, any shape and strides.
+
+    Returns:
+        A new float32 tensor. Infinities and nans pass through unchanged; finite values that would round to
+        infinity become the largest TF32 value instead.
+    """
+    bits = tensor.view(torch.int32)
+    lowest_kept = (bits >> _DROPPED) & 1
+    rounded = (bits + (_HALF_MINUS_ONE + lowest_kept)) & _KEEP
+    overflowed = (rounded & _EXPONENT) == _EXPONENT
+    rounded = torch.where(overflowed, (bits & _SIGN) | _LARGEST_TF32, rounded)
+    rounded = torch.where((bits & _EXPONENT) == _EXPONENT, bits, rounded)
+    return rounded.view(torch.float32)
+
+
+def round_to_tf32_differentiable(tensor: Tensor) -> Tensor:
+    """:func:`round_to_tf32` with the gradient of the identity, for paths that autograd or functorch traces."""
+    with torch.no_grad():
+        plain = tensor.detach()
+        error = round_to_tf32(plain) - plain  # exact: both are close together
+        error = torch.where(torch.isfinite(error), error, 0.0)
+    return tensor + error
