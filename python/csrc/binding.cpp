@@ -119,9 +119,9 @@ std::optional<convt3d_dtype> library_dtype(int32_t dtype) {
   return std::nullopt;
 }
 
-// Describes the call to the library; null, or the reason why it cannot be described. What the description itself
-// says wrong is the library's to find, except where this code already depends on it.
-char const* describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDims]) {
+// Describes the call to the library; null, or the reason why it cannot be described (a constant, or `message`).
+// What the description itself says wrong is the library's to find, except where this code already depends on it.
+char const* describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDims], char* message) {
   std::array<Tensor const*, 4> const tensors = {&call.input, &call.weight, call.bias ? &*call.bias : nullptr,
                                                 call.add ? &*call.add : nullptr};
   int32_t const dtype = dtype_of(call.input);
@@ -162,7 +162,7 @@ char const* describe(Call const& call, convt3d_problem& problem, int64_t (&y_sha
   problem.negative_slope = static_cast<float>(call.negative_slope);
 
   int64_t out_size[3];
-  if (convt3d_output_size(&problem, out_size, nullptr, 0) != CONVT3D_OK) return "the sizes give no valid output";
+  if (convt3d_output_size(&problem, out_size, message, kMessageBytes) != CONVT3D_OK) return message;
   int64_t const shape[kDims] = {problem.batch, problem.out_channels, out_size[0], out_size[1], out_size[2]};
   int64_t bytes = static_cast<int64_t>(call.input.element_size());
   for (int dim = 0; dim < kDims; ++dim) {
@@ -213,9 +213,7 @@ convt3d_status device_of(int32_t index, convt3d_device& device, char* message) {
 }
 
 // Whether a status means "not for this library" rather than a failure.
-bool declined(convt3d_status status) {
-  return status == CONVT3D_INVALID_ARGUMENT || status == CONVT3D_NOT_SUPPORTED;
-}
+bool declined(convt3d_status status) { return status == CONVT3D_INVALID_ARGUMENT || status == CONVT3D_NOT_SUPPORTED; }
 
 Tensor empty_cuda(std::vector<int64_t> const& shape, std::vector<int64_t> const& strides, int32_t dtype,
                   int32_t device_index) {
@@ -241,17 +239,18 @@ void raise(convt3d_status status, char const* message) {
 std::optional<Tensor> run(Call const& call) {
   convt3d_problem problem;
   int64_t shape[kDims];
-  if (describe(call, problem, shape) != nullptr) return std::nullopt;
+  char message[kMessageBytes] = "";
+  if (describe(call, problem, shape, message) != nullptr) return std::nullopt;
 
   int32_t const index = call.input.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(index);
-  char message[kMessageBytes] = "";
   convt3d_plan plan{};
   convt3d_status status = make_plan(call, problem, plan, message);
   if (declined(status)) return std::nullopt;
   if (status != CONVT3D_OK) raise(status, message);
 
-  Tensor y = empty_cuda({shape, shape + kDims}, {problem.y_stride, problem.y_stride + kDims}, dtype_of(call.input), index);
+  Tensor y =
+      empty_cuda({shape, shape + kDims}, {problem.y_stride, problem.y_stride + kDims}, dtype_of(call.input), index);
   std::optional<Tensor> workspace;
   if (plan.workspace_bytes != 0) {
     workspace = empty_cuda({static_cast<int64_t>(plan.workspace_bytes)}, {1}, aoti_torch_dtype_uint8(), index);
@@ -279,29 +278,29 @@ std::optional<Tensor> run(Call const& call) {
 std::string choose(Call const& call) {
   convt3d_problem problem;
   int64_t shape[kDims];
-  if (char const* reason = describe(call, problem, shape)) return std::string("none: ") + reason;
-  torch::stable::accelerator::DeviceGuard const guard(call.input.get_device_index());
   char message[kMessageBytes] = "";
+  if (char const* reason = describe(call, problem, shape, message)) return std::string("none: ") + reason;
+  torch::stable::accelerator::DeviceGuard const guard(call.input.get_device_index());
   convt3d_plan plan{};
   if (make_plan(call, problem, plan, message) != CONVT3D_OK) return std::string("none: ") + message;
   return convt3d_kernel_name(plan.kernel);
 }
 
 std::optional<Tensor> forward_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
-                              std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
-                              std::vector<int64_t> const& output_padding, int64_t groups,
-                              std::vector<int64_t> const& dilation, std::optional<Tensor> const& add, int64_t add_order,
-                              int64_t activation, double negative_slope, int64_t precision, int64_t kernel,
-                              int64_t channels_last) {
+                                 std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
+                                 std::vector<int64_t> const& output_padding, int64_t groups,
+                                 std::vector<int64_t> const& dilation, std::optional<Tensor> const& add,
+                                 int64_t add_order, int64_t activation, double negative_slope, int64_t precision,
+                                 int64_t kernel, int64_t channels_last) {
   return run({input, weight, bias, stride, padding, output_padding, groups, dilation, add, add_order, activation,
               negative_slope, precision, kernel, channels_last != 0});
 }
 
 std::string select_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
-                   std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
-                   std::vector<int64_t> const& output_padding, int64_t groups, std::vector<int64_t> const& dilation,
-                   std::optional<Tensor> const& add, int64_t add_order, int64_t activation, double negative_slope,
-                   int64_t precision, int64_t kernel, int64_t channels_last) {
+                      std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
+                      std::vector<int64_t> const& output_padding, int64_t groups, std::vector<int64_t> const& dilation,
+                      std::optional<Tensor> const& add, int64_t add_order, int64_t activation, double negative_slope,
+                      int64_t precision, int64_t kernel, int64_t channels_last) {
   return choose({input, weight, bias, stride, padding, output_padding, groups, dilation, add, add_order, activation,
                  negative_slope, precision, kernel, channels_last != 0});
 }

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make demo     set up, run the reference model through convt3d, compare with float64, save a picture
+#   make test     set up, build everything, run ctest and pytest
+#
+# Both make their own environment in .venv. With PYTHON=<python> they use one that is there already and install
+# nothing: for machines without a network. `make help` lists the rest.
+
+# Recipes use the shell's PYTHON below; an environment variable counts too.
+ifeq ($(origin PYTHON),undefined)
+  PYTHON := $(CURDIR)/.venv/bin/python
+  OWN_ENV := 1
+else
+  PYTHON := $(or $(shell command -v $(PYTHON)),$(error PYTHON=$(PYTHON) does not exist))
+endif
+BUILD_DIR := build/native
+export PYTHON
+
+# $(call setup,<parts>): nothing in a given environment.
+setup = $(if $(OWN_ENV),scripts/setup_env.sh $(1),true)
+
+# The shared file of the driver is there before nvidia-smi is, in containers.
+HAS_GPU := $(shell [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1; [ $$? -eq 0 ] && echo 1)
+
+IN_TREE := PYTHONPATH=$(CURDIR)/python$${PYTHONPATH:+:$$PYTHONPATH}
+
+.PHONY: help demo test test-cpp test-python build lint format wheel bench clean
+help:
+	@sed -n '/^#   make/s/^# //p' Makefile
+	@echo '   make build    the CUDA libraries, into python/convt3d/_lib (needs a CUDA compiler: set up if there is none)'
+	@echo '   make lint     ruff, mypy, clang-format;  make format: apply what they can'
+	@echo '   make wheel    dist/convt3d-*.whl'
+	@echo '   make bench    the benchmarks (GPU)'
+	@echo '   make clean    removes build/, dist/ and built libraries, never .venv'
+
+ifdef HAS_GPU
+demo:
+	@$(call setup,runtime build cutlass cuda)
+	@echo "demo: NVIDIA GPU found; building the CUDA library first (minutes the first time)"
+	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF
+	@$(IN_TREE) $(PYTHON) -m convt3d demo
+else
+demo:
+	@$(call setup,runtime)
+	@echo "demo: no NVIDIA GPU on this machine: the CUDA library is not built, everything runs on the CPU (reduced batch)"
+	@$(IN_TREE) $(PYTHON) -m convt3d demo
+endif
+
+build:
+	@$(call setup,test cutlass cuda build)
+	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF
+
+# In an own environment the CUDA library can always be built, so its tests must not be skipped.
+test:
+	@$(call setup,test cutlass cuda build gtest)
+	@$(if $(HAS_GPU),,echo "test: no NVIDIA GPU on this machine: tests that need one are built but skipped")
+	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=ON
+	@status=0; $(MAKE) --no-print-directory test-cpp || status=1; \
+	 $(MAKE) --no-print-directory test-python || status=1; exit $$status
+
+# The two halves of `test`, on what is built already.
+test-cpp:
+	@ctest --test-dir $(BUILD_DIR) --output-on-failure
+test-python:
+	@$(if $(OWN_ENV),CONVT3D_REQUIRE_LIBRARY=1) $(IN_TREE) $(PYTHON) -m pytest
+
+CXX_FILES = git ls-files -z '*.cpp' '*.hpp' '*.h' '*.cu' '*.cuh'
+LINT_BIN = $(dir $(PYTHON))
+lint:
+	@$(call setup,test lint)
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+	@$(CXX_FILES) | xargs -0 -r $(LINT_BIN)clang-format --dry-run -Werror
+	@echo "lint: ruff, mypy and clang-format have nothing to say"
+format:
+	@$(call setup,test lint)
+	@$(PYTHON) -m ruff check --fix --quiet . ; $(PYTHON) -m ruff format .
+	@$(CXX_FILES) | xargs -0 -r $(LINT_BIN)clang-format -i
+
+wheel:
+	@$(call setup,test cutlass cuda build)
+	@$(PYTHON) -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+
+bench:
+	@$(if $(HAS_GPU),,echo "bench: no NVIDIA GPU on this machine: nothing to measure" >&2; exit 1)
+	@$(call setup,runtime build cutlass cuda)
+	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF
+	@$(IN_TREE) $(PYTHON) -m convt3d bench
+
+clean:
+	rm -rf build dist python/convt3d/_lib python/*.egg-info
