@@ -5,7 +5,8 @@
 #
 #   scripts/setup_env.sh runtime|test|lint|cutlass|cuda|gtest...
 #
-# Does nothing for what is there already. `cuda` brings PyPI's compiler only where the machine has no toolkit.
+# Does nothing for what is there already. `cuda` brings PyPI's compiler only where the machine has no toolkit
+# (or CONVT3D_SYSTEM_CUDA=0 hides it).
 # `gtest` is Debian's libgtest-dev: installed with apt-get when run as root, else the command is printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,6 +46,7 @@ pip_install() {
 }
 
 has_toolkit() {
+  [ "${CONVT3D_SYSTEM_CUDA:-1}" != 0 ] || return
   [ -n "${CUDACXX:-}" ] || command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]
 }
 

@@ -4,14 +4,18 @@
 # (CMAKE_CUDA_COMPILER, CUDACXX, PATH, /usr/local/cuda), then PyPI's packages (third_party/requirements/cuda.txt),
 # which unpack to site-packages/nvidia/cu13.
 #
-# CONVT3D_SYSTEM_CUDA=OFF skips the machine's toolkit.
+# CONVT3D_SYSTEM_CUDA=OFF (CMake), =0 (environment) skips the machine's toolkit.
 #
 # Sets NVCC_FOUND, NVCC_EXECUTABLE, NVCC_VERSION, NVCC_ROOT (the toolkit's folder), NVCC_INCLUDE_DIR and
 # NVCC_LIBRARY_DIR (the folder of libcudart_static.a: `lib64` in a toolkit, `lib` in PyPI's packages).
 include(Convt3dPython)
 include(FindPackageHandleStandardArgs)
 
-option(CONVT3D_SYSTEM_CUDA "Use a CUDA toolkit that is installed on the machine" ON)
+set(_nvcc_system ON)
+if("$ENV{CONVT3D_SYSTEM_CUDA}" STREQUAL "0")
+  set(_nvcc_system OFF)
+endif()
+option(CONVT3D_SYSTEM_CUDA "Use a CUDA toolkit that is installed on the machine" ${_nvcc_system})
 
 # _nvcc_describe(<nvcc>): sets the result variables of a compiler that can be used, and leaves them otherwise.
 macro(_nvcc_describe candidate)

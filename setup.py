@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the CUDA libraries with CMake and puts them into the package.
+
+One wheel for every Python: nothing in it is tied to a Python version, so its tag is ``py3-none-<platform>``.
+Without a CUDA compiler the result is a pure Python package that runs on the CPU and through ATen; scripts/
+build_inputs.py says how that is decided.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+from setuptools.dist import Distribution
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import build_inputs  # noqa: E402
+from elf import Elf  # noqa: E402
+
+# Libraries that every manylinux system has, and those that the package or torch bring.
+_ALLOWED = re.compile(r"(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux-x86-64|libtorch|libconvt3d)\.so")
+# The C++ runtime's newest symbols that manylinux_2_34 promises.
+_NEWEST = {"GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)}
+
+
+def say(text: str) -> None:
+    print(f"convt3d: {text}", file=sys.stderr, flush=True)
+
+
+def native_build(destination: Path) -> None:
+    """Builds build/native and installs ``_lib`` under ``destination``. Reuses what an earlier build left there."""
+    cutlass = build_inputs.find_cutlass() or build_inputs.fetch_cutlass()
+    torch = build_inputs.find_torch()
+    if torch is None:
+        raise SystemExit("convt3d: building the CUDA library needs torch 2.10 or newer (its headers and libtorch.so)")
+    build = ROOT / "build" / "native"
+    environment = {**os.environ, "NINJA_STATUS": "[%f/%t %es] "}
+    configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-DCONVT3D_CUDA=ON", "-DCONVT3D_BUILD_TORCH=ON"]
+    configure += ["-DCONVT3D_BUILD_TESTS=OFF", f"-DCONVT3D_PYTHON={sys.executable}"]
+    configure += [f"-DCUTLASS_DIR={cutlass}", f"-DCONVT3D_TORCH_DIR={torch}"]
+    if not (build / "CMakeCache.txt").exists() and shutil.which("ninja", path=environment.get("PATH")):
+        configure += ["-G", "Ninja"]
+    jobs = os.environ.get("JOBS") or str(os.cpu_count() or 1)
+    say("building the CUDA library (minutes, unless it is there already)")
+    # CMake's and ninja's lines are the progress: pip shows them with -v, and always when the build fails.
+    subprocess.run(configure, check=True, env=environment)
+    subprocess.run(["cmake", "--build", str(build), "--parallel", jobs], check=True, env=environment)
+    install = ["cmake", "--install", str(build), "--component", "python", "--prefix", str(destination)]
+    subprocess.run(install, check=True, env=environment)
+
+
+class BuildPy(build_py):
+    """Adds the libraries to the package: in the source tree for an editable installation."""
+
+    def run(self) -> None:
+        super().run()
+        package = ROOT / "python" / "convt3d" if self.editable_mode else Path(self.build_lib) / "convt3d"
+        if not self.editable_mode:
+            shutil.rmtree(package / "_lib", ignore_errors=True)  # of an earlier build
+        if build_inputs.wants_kernels():
+            native_build(package)
+        else:
+            why = "CONVT3D_CUDA=0" if build_inputs.cuda_mode() == "off" else "no CUDA compiler on this machine"
+            say(f"{why}: a package WITHOUT CUDA kernels (CPU, and ATen on GPUs). CONVT3D_CUDA=1 fetches a compiler.")
+
+
+def platform_tag(libraries: list[Path]) -> str:
+    """``manylinux_x_y_<machine>`` with the oldest glibc that the libraries run on, ``linux_<machine>`` where they
+    need more than such a system promises."""
+    machine = platform.machine()
+    glibc = (2, 17)
+    for elf in map(Elf, libraries):
+        if not all(map(_ALLOWED.match, elf.needed())):
+            return f"linux_{machine}"
+        for version in elf.symbol_versions():
+            name, _, number = version.partition("_")
+            parts = tuple(map(int, number.split("."))) if re.fullmatch(r"[\d.]+", number) else None
+            if name == "GLIBC" and parts:
+                glibc = max(glibc, parts[:2])
+            elif parts is None or parts > _NEWEST.get(name, ()):
+                return f"linux_{machine}"
+    return "manylinux_{}_{}_{}".format(*glibc, machine)
+
+
+class BdistWheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        libraries = sorted(Path(self.bdist_dir).glob("**/_lib/*.so")) if self.bdist_dir else []
+        if not build_inputs.wants_kernels():
+            return "py3", "none", "any"
+        if not libraries:
+            # Asked before the files are there (metadata only), pip wants no more than a plausible tag.
+            libraries = sorted((ROOT / "build").glob("lib*/convt3d/_lib/*.so"))
+        return "py3", "none", platform_tag(libraries)
+
+
+class ConvT3dDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        # Puts the package into platlib, which is where files with machine code belong.
+        return build_inputs.wants_kernels()
+
+
+setup(distclass=ConvT3dDistribution, cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel})
