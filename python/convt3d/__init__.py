@@ -4,15 +4,18 @@
 ``y = act(conv_transpose3d(x, w) + bias + add)`` as one operation: see :func:`conv_transpose3d`.
 """
 
+from ._explain import Explanation, explain
 from ._functional import conv_transpose3d
 from ._version import __version__
 from .modules import FusedConvTranspose3d, ModelNew
 from .reference import Model
 
 __all__ = [
+    "Explanation",
     "FusedConvTranspose3d",
     "Model",
     "ModelNew",
     "__version__",
     "conv_transpose3d",
+    "explain",
 ]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of activations: name, the kernels' code, and ATen's forward and backward.
 
-A new activation is one entry here, one functor in ``activation.hpp`` and one name in ``convt3d.h``. Backward
-formulas go through ATen's own ``*_backward`` operators, so derivatives at the kinks are the installed torch's.
+A new activation is one entry here, one functor in ``activation.hpp`` and one name in ``convt3d.h``.
+Backward formulas go through ATen's own ``*_backward`` operators, so derivatives at the kinks are the
+installed torch's.
 """
 
 from __future__ import annotations
@@ -54,7 +55,14 @@ def _x_hardswish_(t: Tensor, _slope: float) -> Tensor:
 
 def _x_hardswish_backward(grad: Tensor, t: Tensor, _slope: float) -> Tensor:
     # d(t * h(t)) = h(t) + t * h'(t)
-    return aten.hardswish_backward(grad * t, t) + grad * F.hardswish(t)
+    return torch.addcmul(aten.hardswish_backward(grad * t, t), grad, F.hardswish(t))
+
+
+def _silu_backward(grad: Tensor, t: Tensor, _slope: float) -> Tensor:
+    if not torch.is_grad_enabled():
+        return aten.silu_backward(grad, t)  # type: ignore[no-any-return]
+    sigmoid = torch.sigmoid(t)  # ATen's one-kernel form has no derivative of its own
+    return grad * sigmoid * (1 + t * (1 - sigmoid))
 
 
 _TABLE = (
@@ -100,7 +108,7 @@ _TABLE = (
         6,
         lambda t, s: F.silu(t),
         lambda t, s: aten.silu_(t),
-        lambda g, t, s: aten.silu_backward(g, t),
+        _silu_backward,
         complex_ok=True,
     ),
     Activation(

@@ -21,7 +21,9 @@ from ._problem import Problem
 aten = torch.ops.aten
 
 
-def forward(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+def forward(
+    problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
+) -> Tensor:
     """The operator through ATen's transposed convolution and an in-place tail, on any device.
 
     Returns:
@@ -42,7 +44,7 @@ def forward(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """conv_transpose3d(input, weight) + bias for 5-D tensors, in ``problem.opmath_dtype``, freshly allocated."""
+    """conv_transpose3d(input, weight) + bias for 5-D tensors, in ``problem.opmath_dtype``; a new tensor."""
     on_cuda = problem.device.type == "cuda"
     precision = resolve_precision(problem.precision, problem.device.type)
     if problem.is_sixteen_bit:
@@ -53,7 +55,7 @@ def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | No
     elif precision == "tf32" and not on_cuda and problem.dtype == torch.float32:
         input, weight = round_to_tf32(input), round_to_tf32(weight)
     if on_cuda:
-        return aten._convolution.default(
+        out: Tensor = aten._convolution.default(
             input,
             weight,
             bias,
@@ -68,6 +70,7 @@ def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | No
             torch.backends.cudnn.enabled,
             precision == "tf32",
         )
+        return out
     explicit = problem.is_sixteen_bit or problem.precision != "default"
     with conv_fp32_switch("ieee" if explicit else "default", problem.device.type):
         return conv_transpose(problem, input, weight, bias)
@@ -75,7 +78,7 @@ def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | No
 
 def conv_transpose(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``aten::convolution`` for 5-D tensors; differentiable, and known to every functorch transform."""
-    return aten.convolution.default(
+    out: Tensor = aten.convolution.default(
         input,
         weight,
         bias,
@@ -86,6 +89,7 @@ def conv_transpose(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor
         problem.output_padding,
         problem.groups,
     )
+    return out
 
 
 def preactivation(

@@ -76,7 +76,7 @@ def backward(
 
 
 def _reduce_to_add(problem: Problem, grad: Tensor, add: Tensor) -> Tensor:
-    """``grad`` (5-D) summed over what ``add`` broadcasts, with the strides that `empty_gradients` promises."""
+    """``grad`` (5-D) summed over what ``add`` broadcasts, with `empty_gradients`' strides."""
     if tuple(add.shape) == problem.output_shape:
         grad = with_exact_strides(grad, problem.channels_last)
         return grad if problem.batched else grad.squeeze(0)

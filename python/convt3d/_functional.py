@@ -14,7 +14,7 @@ from ._activations import ACTIVATIONS
 from ._memory_format import output_is_channels_last
 from ._ops import forward_op
 from ._precision import PRECISION_CODES, resolve_precision
-from ._problem import ADD_ORDERS, Triple, output_extent, triple
+from ._problem import ADD_ORDERS, Triple, triple
 
 IntOrTriple = int | Sequence[int]
 
@@ -49,8 +49,8 @@ def conv_transpose3d(
         groups: divides Cin.
         add: the output's shape, or anything that broadcasts to it.
         add_order: "before" adds before the activation, "after" behind it.
-        activation: none, relu, leaky_relu, elu (alpha 1), gelu (erf), gelu_tanh, silu, sigmoid, tanh, hardswish,
-            or x_hardswish (``t * hardswish(t)``).
+        activation: none, relu, leaky_relu, elu (alpha 1), gelu (erf), gelu_tanh, silu, sigmoid, tanh,
+            hardswish, or x_hardswish (``t * hardswish(t)``).
         negative_slope: of leaky_relu.
         precision: of fp32 multiplications. "ieee" is fp32 accuracy; "tf32" rounds both operands to TF32; None
             follows ``torch.backends.cudnn.conv.fp32_precision`` at the moment the operator runs.
@@ -61,15 +61,15 @@ def conv_transpose3d(
         channels_last_3d where input or weight suggests it and the type is not double, contiguous otherwise.
         Under autocast it has the autocast type, whatever the type of ``add``.
 
-    All tensors have one dtype (float32, float16, bfloat16, float64; complex and int64 as far as PyTorch goes) and
-    one device. 16-bit types are computed in fp32, sums and epilogue, and rounded once.
+    All tensors have one dtype (float32, float16, bfloat16, float64; complex and int64 as far as PyTorch goes)
+    and one device. 16-bit types are computed in fp32, sums and epilogue, and rounded once.
 
     Raises:
         TypeError, RuntimeError, ValueError: as PyTorch for the same mistake; the message names the argument.
     """
     tensors = (input, weight, bias, add)
     if has_torch_function(tensors):
-        return handle_torch_function(  # type: ignore[no-any-return]
+        return handle_torch_function(
             conv_transpose3d,
             tensors,
             input,
@@ -138,7 +138,7 @@ def conv_transpose3d(
 
 
 def _nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether no dispatcher feature (autograd, autocast, subclasses, modes, transforms) has a say in this call."""
+    """Whether no feature of the dispatcher (autograd, autocast, subclass, mode, transform) has a say."""
     needs_grad = False
     for tensor in tensors:
         if tensor is not None:
@@ -189,17 +189,6 @@ def _direct(
         or input.numel() == 0
     ):
         return None
-    if add is not None:
-        size, taps = input.shape, weight.shape
-        out = (size[0], taps[1] * groups) + tuple(
-            output_extent(size[i + 2], taps[i + 2], stride[i], padding[i], output_padding[i], dilation[i])
-            for i in range(3)
-        )
-        if add.shape != out:
-            try:
-                add = add.expand(out)
-            except RuntimeError:
-                return None
     return _native.call(
         native.forward,
         input,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory format of outputs and gradients.
 
-One rule, PyTorch's on CUDA, serves the real and the fake operator on every device: channels_last_3d where the
-input or the weight suggests it and the type is not double, contiguous otherwise. (PyTorch's own fake kernel and
-its CPU kernels follow other rules; following one rule everywhere is what keeps a compiled graph's strides true.)
+One rule, PyTorch's on CUDA, serves the real and the fake operator on every device: channels_last_3d where
+the input or the weight suggests it and the type is not double, contiguous otherwise. (PyTorch's own fake
+kernel and its CPU kernels follow other rules; one rule everywhere keeps a compiled graph's strides true.)
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ class Native:
         return self.forward is not None
 
 
+_load_library: Any = torch.ops.load_library
 _lock = threading.Lock()
 _native: Native | None = None
 
@@ -61,7 +62,7 @@ def _load() -> Native:
         if not path.is_file():
             return Native(reason=f"{path} does not exist: the package was built without its CUDA library")
     try:
-        torch.ops.load_library(str(BINDING_LIBRARY))
+        _load_library(str(BINDING_LIBRARY))
         return Native(forward=torch.ops.convt3d_native.forward.default)
     except (OSError, AttributeError, RuntimeError) as error:
         return Native(reason=f"{BINDING_LIBRARY} does not load: {error}")
@@ -78,7 +79,9 @@ def requested_kernel() -> int:
         return KERNEL_CODES[name]
     except KeyError:
         names = ", ".join(n for n in KERNEL_CODES if n)
-        raise ValueError(f"convt3d: the environment variable {KERNEL_ENV} must be one of {names}, got {name!r}") from None
+        raise ValueError(
+            f"convt3d: the environment variable {KERNEL_ENV} must be one of {names}, got {name!r}"
+        ) from None
 
 
 def call(
@@ -99,7 +102,7 @@ def call(
     kernel: int,
     channels_last: bool,
 ) -> Tensor | None:
-    """The kernels' result for 5-D CUDA tensors, or None where they do not take the call (nothing was done)."""
+    """The kernels' result for 5-D CUDA tensors, or None where they do not take the call."""
     result = forward(
         input,
         weight,

@@ -2,8 +2,8 @@
 """Registration of ``torch.ops.convt3d``: schemas, fake, CPU and CUDA kernels, autocast, autograd, vmap.
 
 Every kernel starts by building a :class:`Problem`, so all of them refuse the same calls with the same words.
-Autograd is an implementation of the Autograd key rather than ``register_autograd``, whose formulas raise under
-``torch.func`` and return zero tangents in silence under forward-mode AD: here those calls are decomposed.
+Autograd is an implementation of the Autograd key rather than ``register_autograd``, whose formulas raise
+under ``torch.func`` and return zero tangents in silence under forward-mode AD: such calls are decomposed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ARGUMENTS = (
 _INPUT, _WEIGHT, _BIAS, _ADD = 0, 1, 2, 8
 _ACTIVATION = 10
 
-_library = torch.library.Library("convt3d", "DEF")
+_library: Any = torch.library.Library("convt3d", "DEF")  # type: ignore[no-untyped-call]
 _library.define(f"conv_transpose3d({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define(
     f"conv_transpose3d_backward(Tensor grad_output, {_ARGUMENTS}, bool[] mask) -> Tensor[]",
@@ -58,7 +58,7 @@ def _with_tensors(args: _Args, change: Callable[[Tensor], Tensor]) -> _Args:
 
 def _fake(*args: Any) -> Tensor:
     problem = Problem.create(*args)
-    out = args[_INPUT].new_empty(problem.output_shape_5d)
+    out: Tensor = args[_INPUT].new_empty(problem.output_shape_5d)
     if problem.channels_last:
         out = torch.empty_like(out, memory_format=torch.channels_last_3d)
     return out if problem.batched else out.squeeze(0)
@@ -94,7 +94,7 @@ def _forward_native(
         problem.output_padding,
         problem.groups,
         problem.dilation,
-        None if add is None else add.expand(problem.output_shape_5d),
+        add,
         0 if problem.add_before else 1,
         problem.activation.code,
         problem.negative_slope,
@@ -181,17 +181,33 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
             return tuple(grads)
         # A backward pass runs in the types of its forward pass, whatever autocast says around it.
         with torch.autocast(problem.device.type, enabled=False):
-            if torch.is_grad_enabled():
-                results = _backward.differentiable_backward(
-                    problem, grad_output, input, weight, bias, add, mask
-                )
-            else:
-                args = list(ctx.args)
-                args[_INPUT], args[_WEIGHT], args[_BIAS], args[_ADD] = input, weight, bias, add
-                results = backward_op(grad_output, *args, mask)
+            args = list(ctx.args)
+            args[_INPUT], args[_WEIGHT], args[_BIAS], args[_ADD] = input, weight, bias, add
+            results = backward_op(grad_output, *args, mask)
         for position, grad in zip(wanted, results, strict=True):
             grads[1 + position] = grad
         return tuple(grads)
+
+
+def _backward_autograd(keyset: Any, grad_output: Tensor, *rest: Any) -> list[Tensor]:
+    """Differentiable ATen operators where a derivative may follow, the registered kernel otherwise."""
+    args = rest[:-1]
+    if _needs_decomposition() or _wants_grad(grad_output, *_tensors(args)):
+        return _backward_decomposed(grad_output, *rest)
+    with torch._C._AutoDispatchBelowAutograd():
+        return backward_op.redispatch(  # type: ignore[no-any-return]
+            keyset & torch._C._after_autograd_keyset, grad_output, *rest
+        )
+
+
+def _backward_decomposed(grad_output: Tensor, *rest: Any) -> list[Tensor]:
+    args, mask = rest[:-1], rest[-1]
+    _check_mask(mask)
+    return _backward.differentiable_backward(Problem.create(*args), grad_output, *_tensors(args), mask)
+
+
+def _wants_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _needs_decomposition() -> bool:
@@ -205,7 +221,7 @@ def _needs_decomposition() -> bool:
 def _autograd(keyset: Any, *args: Any) -> Tensor:
     if _needs_decomposition():
         return _aten.decomposed(Problem.create(*args), *_tensors(args))
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in _tensors(args)):
+    if _wants_grad(*_tensors(args)):
         return _ConvTranspose3dFunction.apply(keyset, *args)  # type: ignore[no-any-return, no-untyped-call]
     with torch._C._AutoDispatchBelowAutograd():
         return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[no-any-return]
@@ -222,8 +238,13 @@ def _autocast(device_type: str, key: torch._C.DispatchKey) -> Callable[..., Tens
     keys = torch._C.DispatchKeySet(key)
 
     def cast(tensor: Tensor) -> Tensor:
-        eligible = tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type == device_type
-        return tensor.to(torch.get_autocast_dtype(device_type)) if eligible else tensor
+        if (
+            not tensor.is_floating_point()
+            or tensor.dtype == torch.float64
+            or tensor.device.type != device_type
+        ):
+            return tensor
+        return tensor.to(torch.get_autocast_dtype(device_type))
 
     def kernel(*args: Any) -> Tensor:
         with torch._C._ExcludeDispatchKeyGuard(keys):
@@ -232,20 +253,9 @@ def _autocast(device_type: str, key: torch._C.DispatchKey) -> Callable[..., Tens
     return kernel
 
 
-def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    """Decomposes: ATen's batching rules fold a mapped input into the batch, and a mapped weight into groups."""
-    mapped = [(p, d) for p, d in enumerate(in_dims) if d is not None]
-
-    def call(*tensors: Tensor) -> Tensor:
-        inner = list(args)
-        for (position, _), tensor in zip(mapped, tensors, strict=True):
-            inner[position] = tensor
-        return _aten.decomposed(Problem.create(*inner), *_tensors(tuple(inner)))
-
-    out = torch.vmap(call, in_dims=tuple(d for _, d in mapped), randomness=info.randomness)(
-        *(args[p] for p, _ in mapped)
-    )
-    return out, 0
+def _vmap(*args: Any) -> Tensor:
+    """Decomposes: ATen's batching rules fold a mapped input into the batch, a mapped weight into groups."""
+    return _aten.decomposed(Problem.create(*args), *_tensors(args))
 
 
 _library.impl("conv_transpose3d", _forward_cpu, "CPU")
@@ -253,8 +263,10 @@ _library.impl("conv_transpose3d", _forward_cuda, "CUDA")
 _library.impl("conv_transpose3d", _autograd, "Autograd", with_keyset=True)
 _library.impl("conv_transpose3d", _autocast("cpu", torch._C.DispatchKey.AutocastCPU), "AutocastCPU")
 _library.impl("conv_transpose3d", _autocast("cuda", torch._C.DispatchKey.AutocastCUDA), "AutocastCUDA")
+_library.impl("conv_transpose3d", _vmap, "FuncTorchBatched")
+_library.impl("conv_transpose3d_backward", _backward_autograd, "Autograd", with_keyset=True)
+_library.impl("conv_transpose3d_backward", _backward_decomposed, "FuncTorchBatched")
 _library.impl("conv_transpose3d_backward", _backward_real, "CPU")
 _library.impl("conv_transpose3d_backward", _backward_real, "CUDA")
 torch.library.register_fake("convt3d::conv_transpose3d", _fake, lib=_library)
 torch.library.register_fake("convt3d::conv_transpose3d_backward", _backward_fake, lib=_library)
-torch.library.register_vmap("convt3d::conv_transpose3d", _vmap, lib=_library)

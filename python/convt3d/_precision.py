@@ -42,7 +42,7 @@ def _read_switch(device_type: str) -> str:
 
 
 def resolve_precision(precision: str, device_type: str) -> str:
-    """"ieee" or "tf32" for fp32 multiplications on ``device_type`` right now.
+    """Resolves to "ieee" or "tf32" for fp32 multiplications on ``device_type`` right now.
 
     "default" is tf32 exactly where PyTorch's own CUDA convolutions use it, and ieee on a CPU.
     """
@@ -57,8 +57,8 @@ def resolve_precision(precision: str, device_type: str) -> str:
 def conv_fp32_switch(precision: str, device_type: str) -> Iterator[None]:
     """Runs a block with PyTorch's convolution switch saying ``precision``; "default" leaves it alone.
 
-    Takes the lock, and touches the switch, only where the block needs another setting than the present one. On
-    a CPU both explicit precisions mean true fp32 arithmetic (tf32 rounds its operands beforehand).
+    Takes the lock, and touches the switch, only where the block needs another setting than the present one.
+    On a CPU both explicit precisions mean true fp32 arithmetic (tf32 rounds its operands beforehand).
     """
     if precision == "default" or device_type not in ("cpu", "cuda"):
         yield
@@ -110,7 +110,7 @@ def round_to_tf32(tensor: Tensor) -> Tensor:
 
 
 def round_to_tf32_differentiable(tensor: Tensor) -> Tensor:
-    """:func:`round_to_tf32` with the gradient of the identity, for paths that autograd or functorch traces."""
+    """:func:`round_to_tf32` with the gradient of the identity, for autograd and functorch."""
     with torch.no_grad():
         plain = tensor.detach()
         error = round_to_tf32(plain) - plain  # exact: both are close together

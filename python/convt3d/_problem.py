@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One description of a call, validated once; every implementation, real or fake, starts from it.
 
-Error classes are PyTorch's for the same mistake. Messages name the argument, its value and what would be valid.
+Error classes are PyTorch's for the same mistake. Messages name the argument, its value and what would be
+valid.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def triple(value: Any, name: str) -> Triple:
         values = value * 3 if len(value) == 1 else value
         if len(values) != 3:
             raise RuntimeError(
-                f"convt3d: {name} must be an int or a sequence of 3 ints (depth, height, width), got {value!r}"
+                f"convt3d: {name} must be an int or a sequence of 3 ints (depth, height, width), "
+                f"got {value!r}"
             )
     else:
         _not_ints(value, name)
@@ -71,7 +73,9 @@ def _not_ints(value: Any, name: str) -> NoReturn:
     )
 
 
-def output_extent(size: int, kernel: int, stride: int, padding: int, output_padding: int, dilation: int) -> int:
+def output_extent(
+    size: int, kernel: int, stride: int, padding: int, output_padding: int, dilation: int
+) -> int:
     """Output size along one dimension; see ``torch.nn.ConvTranspose3d``."""
     return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
 
@@ -225,7 +229,9 @@ def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, add: Tens
         if not isinstance(tensor, Tensor):
             raise TypeError(f"convt3d: {name} must be a Tensor, got {type(tensor).__name__}")
         if tensor.layout != torch.strided:
-            raise RuntimeError(f"convt3d: {name} must be a dense (strided) tensor, got layout {tensor.layout}")
+            raise RuntimeError(
+                f"convt3d: {name} must be a dense (strided) tensor, got layout {tensor.layout}"
+            )
         if tensor.dtype != input.dtype:
             raise RuntimeError(
                 f"convt3d: input, weight, bias and add must have one dtype, but input is {input.dtype} and "
@@ -265,11 +271,15 @@ def _check_dtype(dtype: torch.dtype, device: torch.device, act: Activation) -> N
         raise NotImplementedError(f"convt3d: activation {act.name!r} is not defined for {dtype} input")
 
 
-def _check_ranges(stride: Triple, padding: Triple, output_padding: Triple, dilation: Triple, groups: int) -> None:
+def _check_ranges(
+    stride: Triple, padding: Triple, output_padding: Triple, dilation: Triple, groups: int
+) -> None:
     if not isinstance(groups, (int, torch.SymInt)) or isinstance(groups, bool):
         raise TypeError(f"convt3d: groups must be an int, got {groups!r} ({type(groups).__name__})")
     if groups <= 0:
-        raise RuntimeError(f"convt3d: groups must be positive (non-positive groups is not supported), got {groups}")
+        raise RuntimeError(
+            f"convt3d: groups must be positive (non-positive groups is not supported), got {groups}"
+        )
     for name, values, least in (
         ("stride", stride, 1),
         ("padding", padding, 0),
@@ -281,8 +291,8 @@ def _check_ranges(stride: Triple, padding: Triple, output_padding: Triple, dilat
     for s, d, op in zip(stride, dilation, output_padding, strict=True):
         if op >= s and op >= d:
             raise RuntimeError(
-                "convt3d: output_padding must be smaller than either stride or dilation in every dimension, got "
-                f"output_padding {output_padding}, stride {stride}, dilation {dilation}"
+                "convt3d: output_padding must be smaller than either stride or dilation in every dimension, "
+                f"got output_padding {output_padding}, stride {stride}, dilation {dilation}"
             )
 
 
@@ -290,7 +300,9 @@ def _check_channels(
     input: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor | None, groups: int
 ) -> None:
     weight_shape = tuple(weight.shape)
-    for name, extent in zip(("in_channels", "out_channels", "depth", "height", "width"), weight_shape, strict=True):
+    for name, extent in zip(
+        ("in_channels", "out_channels", "depth", "height", "width"), weight_shape, strict=True
+    ):
         if extent == 0:
             raise RuntimeError(f"convt3d: weight must have {name} of at least 1, got shape {weight_shape}")
     if weight_shape[0] % groups != 0:
@@ -336,7 +348,9 @@ def _output_size(
                     + _size_arguments(shape, weight_shape, stride, padding, output_padding, dilation)
                 )
     out = tuple(
-        output_extent(shape[2 + i], weight_shape[2 + i], stride[i], padding[i], output_padding[i], dilation[i])
+        output_extent(
+            shape[2 + i], weight_shape[2 + i], stride[i], padding[i], output_padding[i], dilation[i]
+        )
         for i in range(3)
     )
     if out[0] < 0 or out[1] < 0 or out[2] < 0:

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._functional import conv_transpose3d
-from ._problem import ADD_ORDERS
 from ._activations import ACTIVATIONS
+from ._functional import conv_transpose3d
 from ._precision import PRECISIONS
+from ._problem import ADD_ORDERS
 
 
 class FusedConvTranspose3d(nn.ConvTranspose3d):
     """``nn.ConvTranspose3d`` with the add and the activation that follow it, as one operation.
 
-    Parameters, their initialisation and the ``state_dict`` are ``nn.ConvTranspose3d``'s. Only parameters and plain
-    configuration are stored, so copies and pickles are exact.
+    Parameters, their initialisation and the ``state_dict`` are ``nn.ConvTranspose3d``'s. Only parameters and
+    plain configuration are stored, so copies and pickles are exact.
 
     Args:
         in_channels ... dtype: of ``nn.ConvTranspose3d``, in its order.
@@ -47,7 +47,9 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
         precision: str | None = None,
     ) -> None:
         if activation not in ACTIVATIONS:
-            raise ValueError(f"convt3d: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+            raise ValueError(
+                f"convt3d: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
+            )
         if add_order not in ADD_ORDERS:
             raise ValueError(f"convt3d: add_order must be 'before' or 'after', got {add_order!r}")
         if precision is not None and precision not in PRECISIONS:
@@ -62,7 +64,7 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
             groups=groups,
             bias=bias,
             dilation=dilation,
-            padding_mode=padding_mode,
+            padding_mode=padding_mode,  # type: ignore[arg-type]
             device=device,
             dtype=dtype,
         )
@@ -110,7 +112,7 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
         )
 
     def extra_repr(self) -> str:
-        text = super().extra_repr()
+        text: str = super().extra_repr()  # type: ignore[no-untyped-call]
         if self.activation != "none":
             text += f", activation={self.activation!r}"
         if self.activation == "leaky_relu":
@@ -125,8 +127,8 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
 class ModelNew(nn.Module):
     """The reference network (:class:`convt3d.Model`) as one operation.
 
-    Same constructor, submodule name, ``state_dict`` keys, and order of draws from the random generator, so that
-    the two built under one seed agree.
+    Same constructor, submodule name, ``state_dict`` keys, and order of draws from the random generator, so
+    that the two built under one seed agree.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, output_padding: of ``nn.ConvTranspose3d``.
@@ -156,5 +158,5 @@ class ModelNew(nn.Module):
         self.bias = nn.Parameter(torch.randn(bias_shape))
 
     def forward(self, x: Tensor, add_input: Tensor) -> Tensor:
-        """``t * hardswish(t)`` with ``t = conv_transpose(x) + add_input``; add_input broadcasts to the output."""
+        """``t * hardswish(t)`` with ``t = conv_transpose(x) + add_input``, which broadcasts to the output."""
         return self.conv_transpose(x, add_input)  # type: ignore[no-any-return]

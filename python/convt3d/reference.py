@@ -31,7 +31,12 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self.conv_transpose = nn.ConvTranspose3d(
-            in_channels, out_channels, kernel_size, stride=stride, padding=padding, output_padding=output_padding
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
         )
         self.bias = nn.Parameter(torch.randn(bias_shape))
 

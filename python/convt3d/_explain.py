@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call would do: path, refused paths, traffic, work and floor. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from . import _kernel_query, _native
+from ._precision import resolve_precision
+from ._problem import Problem, triple
+
+IntOrTriple = int | Sequence[int]
+
+# What is assumed of the GPU when a tensor without memory is explained on a machine that has none.
+_ASSUMED_DEVICE = _kernel_query.Device(compute_capability=90, multiprocessors=132)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How one call runs.
+
+    Attributes:
+        path: "sm90" or "sm80" (one kernel), "aten + tail" (ATen's convolution and in-place pointwise passes),
+            or "cpu" (the same on a CPU).
+        refused: why each faster path does not take the call, by path.
+        note: what was assumed to answer.
+        output_shape, output_stride: of the result; elements.
+        dtype: of the result.
+        precision: arithmetic of the multiplications: "ieee", "tf32", or a 16-bit type's exact products.
+        bytes: the least traffic: every input read once, the output written once.
+        flops: two per multiply-add, over the (output, tap) pairs that the stride leaves live.
+        workspace_bytes: device memory beside the output, where a kernel of ours runs.
+        bandwidth: bytes per second, if given.
+    """
+
+    path: str
+    refused: dict[str, str]
+    note: str
+    output_shape: tuple[int, ...]
+    output_stride: tuple[int, ...]
+    dtype: torch.dtype
+    precision: str
+    bytes: int
+    flops: int
+    workspace_bytes: int
+    bandwidth: float | None = field(default=None)
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def floor_seconds(self) -> float | None:
+        """The time that the bytes alone take, where the bandwidth is known."""
+        return self.bytes / self.bandwidth if self.bandwidth else None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value) pairs for a table."""
+        rows = [("path", self.path)]
+        rows += [(f"not {path}", reason) for path, reason in self.refused.items()]
+        if self.note:
+            rows.append(("note", self.note))
+        rows += [
+            ("output", f"{self.output_shape}, strides {self.output_stride}, {_name(self.dtype)}"),
+            ("precision", self.precision),
+            ("bytes", f"{self.bytes:,}"),
+            ("FLOPs", f"{self.flops:,}"),
+            ("intensity", f"{self.arithmetic_intensity:.1f} FLOP/byte"),
+        ]
+        if self.workspace_bytes:
+            rows.append(("workspace", f"{self.workspace_bytes:,} bytes"))
+        if self.floor_seconds is not None and self.bandwidth is not None:
+            rows.append(("floor", f"{self.floor_seconds * 1e3:.4g} ms at {self.bandwidth / 1e12:.3g} TB/s"))
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def explain(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrTriple = 1,
+    padding: IntOrTriple = 0,
+    output_padding: IntOrTriple = 0,
+    groups: int = 1,
+    dilation: IntOrTriple = 1,
+    *,
+    add: Tensor | None = None,
+    add_order: str = "before",
+    activation: str = "none",
+    negative_slope: float = 0.01,
+    precision: str | None = None,
+    bandwidth: float | None = None,
+) -> Explanation:
+    """Says how :func:`convt3d.conv_transpose3d` runs the same call, without running it.
+
+    Takes that function's arguments; tensors may be fake or on the meta device, which are answered for the
+    current GPU, or for an SM90 one where there is none.
+
+    Args:
+        bandwidth: bytes per second that a large copy reaches, for the floor.
+
+    Raises:
+        What the call itself raises.
+    """
+    problem = Problem.create(
+        input,
+        weight,
+        bias,
+        triple(stride, "stride"),
+        triple(padding, "padding"),
+        triple(output_padding, "output_padding"),
+        groups,
+        triple(dilation, "dilation"),
+        add,
+        add_order,
+        activation,
+        negative_slope,
+        "default" if precision is None else precision,
+    )
+    # A tensor without memory stands for one on a GPU.
+    device_type = "cuda" if problem.device.type == "meta" else problem.device.type
+    resolved = resolve_precision(problem.precision, device_type)
+    path, refused, note, workspace = _path(problem, resolved, input, weight, bias, add)
+    tensors = [t for t in (input, weight, bias, add) if t is not None]
+    out = problem.empty_output("meta")
+    return Explanation(
+        path=path,
+        refused=refused,
+        note=note,
+        output_shape=tuple(int(extent) for extent in out.shape),
+        output_stride=tuple(int(extent) for extent in out.stride()),
+        dtype=problem.dtype,
+        precision=_precision_text(problem, resolved),
+        bytes=(sum(int(t.numel()) for t in tensors) + int(out.numel())) * problem.dtype.itemsize,
+        flops=live_flops(problem),
+        workspace_bytes=workspace,
+        bandwidth=bandwidth,
+    )
+
+
+def live_flops(problem: Problem) -> int:
+    """FLOPs, two per multiply-add, over the live pairs of an output and a tap.
+
+    Tap k is live at output o where ``(o + padding - k * dilation) % stride == 0``.
+    Taps that fall beside the input count: a kernel multiplies them by zero.
+    """
+    pairs = 1
+    for out, kernel, stride, padding, dilation in zip(
+        problem.out_size, problem.kernel, problem.stride, problem.padding, problem.dilation, strict=True
+    ):
+        first = [(k * dilation - padding) % stride for k in range(kernel)]
+        pairs *= sum((int(out) - f + stride - 1) // stride for f in first if f < out)
+    return 2 * int(problem.batch) * (problem.in_channels // problem.groups) * problem.out_channels * pairs
+
+
+def _precision_text(problem: Problem, resolved: str) -> str:
+    if problem.is_sixteen_bit:
+        return f"exact {_name(problem.dtype)} products, fp32 sums and epilogue, one rounding"
+    return resolved if problem.dtype == torch.float32 else _name(problem.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _path(
+    problem: Problem,
+    precision: str,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+) -> tuple[str, dict[str, str], str, int]:
+    """(path, refused, note, workspace bytes)."""
+    if problem.device.type == "cpu":
+        return "cpu", dict.fromkeys(_kernel_query.KERNELS, "the tensors are on a CPU"), "", 0
+    aten = "aten + tail"
+    kernel = _native.requested_kernel()
+    if kernel == _native.USE_ATEN:
+        return aten, dict.fromkeys(_kernel_query.KERNELS, f"{_native.KERNEL_ENV}=aten"), "", 0
+    if problem.batch == 0 or 0 in problem.out_size:
+        return aten, dict.fromkeys(_kernel_query.KERNELS, "the output is empty"), "nothing is launched", 0
+    if _kernel_query.library() is None:
+        reason = f"{_native.KERNELS_LIBRARY} is not there or does not load"
+        return aten, dict.fromkeys(_kernel_query.KERNELS, reason), "", 0
+    note = ""
+    if torch.cuda.is_available():
+        index = problem.device.index if problem.device.type == "cuda" else None
+        native = _native.native()
+        if not native.available:
+            return aten, dict.fromkeys(_kernel_query.KERNELS, native.reason), "", 0
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+        device = _kernel_query.Device(
+            10 * properties.major + properties.minor, properties.multi_processor_count
+        )
+    else:
+        device = _ASSUMED_DEVICE
+        note = "there is no GPU here: this is the answer for an SM90 GPU"
+    answer = _kernel_query.ask(problem, precision, input, weight, bias, add, device, kernel)
+    if not answer.kernel:
+        return aten, answer.refused, note, 0
+    names = list(_kernel_query.KERNELS)
+    faster = names[: names.index(answer.kernel)]
+    otherwise = f"{_native.KERNEL_ENV} asks for {answer.kernel}" if kernel else "not chosen"
+    refused = {name: answer.refused.get(name, otherwise) for name in faster}
+    return answer.kernel, refused, note, answer.workspace_bytes
