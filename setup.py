@@ -28,7 +28,9 @@ import build_inputs  # noqa: E402
 from elf import Elf  # noqa: E402
 
 # Libraries that every manylinux system has, and those that the package or torch bring.
-_ALLOWED = re.compile(r"(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux-x86-64|libtorch|libconvt3d)\.so")
+_ALLOWED = re.compile(
+    r"(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux-x86-64|libtorch|libconvt3d)\.so"
+)
 # The C++ runtime's newest symbols that manylinux_2_34 promises.
 _NEWEST = {"GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)}
 
@@ -38,23 +40,32 @@ def say(text: str) -> None:
 
 
 def native_build(destination: Path) -> None:
-    """Builds build/native and installs ``_lib`` under ``destination``. Reuses what an earlier build left there."""
+    """Builds build/native, reusing what is there, and installs ``_lib`` under ``destination``."""
     cutlass = build_inputs.find_cutlass() or build_inputs.fetch_cutlass()
     torch = build_inputs.find_torch()
     if torch is None:
-        raise SystemExit("convt3d: building the CUDA library needs torch 2.10 or newer (its headers and libtorch.so)")
+        raise SystemExit(
+            "convt3d: building the CUDA library needs torch 2.10 or newer (its headers and libtorch.so)"
+        )
     build = ROOT / "build" / "native"
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t %es] "}
     configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-DCONVT3D_CUDA=ON", "-DCONVT3D_BUILD_TORCH=ON"]
-    configure += ["-DCONVT3D_BUILD_TESTS=OFF", f"-DCONVT3D_PYTHON={sys.executable}"]
-    configure += [f"-DCUTLASS_DIR={cutlass}", f"-DCONVT3D_TORCH_DIR={torch}"]
-    if not (build / "CMakeCache.txt").exists() and shutil.which("ninja", path=environment.get("PATH")):
-        configure += ["-G", "Ninja"]
+    configure += [
+        f"-DCONVT3D_PYTHON={sys.executable}",
+        f"-DCUTLASS_DIR={cutlass}",
+        f"-DCONVT3D_TORCH_DIR={torch}",
+    ]
+    if not (build / "CMakeCache.txt").exists():
+        # `make test` builds in the same folder: what it has chosen stays.
+        configure += ["-DCONVT3D_BUILD_TESTS=OFF", *(["-G", "Ninja"] if shutil.which("ninja") else [])]
     jobs = os.environ.get("JOBS") or str(os.cpu_count() or 1)
     say("building the CUDA library (minutes, unless it is there already)")
     # CMake's and ninja's lines are the progress: pip shows them with -v, and always when the build fails.
     subprocess.run(configure, check=True, env=environment)
-    subprocess.run(["cmake", "--build", str(build), "--parallel", jobs], check=True, env=environment)
+    targets = ["--target", "convt3d", "convt3d_torch"]
+    subprocess.run(
+        ["cmake", "--build", str(build), "--parallel", jobs, *targets], check=True, env=environment
+    )
     install = ["cmake", "--install", str(build), "--component", "python", "--prefix", str(destination)]
     subprocess.run(install, check=True, env=environment)
 
@@ -70,13 +81,20 @@ class BuildPy(build_py):
         if build_inputs.wants_kernels():
             native_build(package)
         else:
-            why = "CONVT3D_CUDA=0" if build_inputs.cuda_mode() == "off" else "no CUDA compiler on this machine"
-            say(f"{why}: a package WITHOUT CUDA kernels (CPU, and ATen on GPUs). CONVT3D_CUDA=1 fetches a compiler.")
+            why = (
+                "CONVT3D_CUDA=0" if build_inputs.cuda_mode() == "off" else "no CUDA compiler on this machine"
+            )
+            say(
+                f"{why}: a package WITHOUT CUDA kernels (CPU, and ATen on GPUs). "
+                "CONVT3D_CUDA=1 builds them, with a compiler from PyPI if need be."
+            )
 
 
 def platform_tag(libraries: list[Path]) -> str:
-    """``manylinux_x_y_<machine>`` with the oldest glibc that the libraries run on, ``linux_<machine>`` where they
-    need more than such a system promises."""
+    """``manylinux_x_y_<machine>``, with the oldest glibc that the libraries run on.
+
+    ``linux_<machine>`` where they need more than such a system promises.
+    """
     machine = platform.machine()
     glibc = (2, 17)
     for elf in map(Elf, libraries):

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from build_inputs import build_requirements
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  (the hooks that stay as they are)
+
+from build_inputs import build_requirements
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a build of the wheel needs beside setuptools, and where it is on this machine.
 
-pip builds in an environment of its own that hides what is installed. The CUDA library needs only *files* of other
-packages (CUTLASS's headers, torch's headers, perhaps CUDA's compiler), so they are taken from the environment that
-pip was started from where they are there, and asked for where not.
+pip builds in an environment of its own that hides what is installed. The CUDA library needs only *files* of
+other packages (CUTLASS's headers, torch's headers, perhaps CUDA's compiler), so they are taken from the
+environment that pip was started from where they are there, and asked for where not.
 
-Environment: CONVT3D_CUDA = auto (kernels where there is a CUDA compiler; the default), 1 (kernels always; the
-compiler from PyPI if need be) or 0 (a pure CPU package). CONVT3D_SYSTEM_CUDA=0 hides the machine's CUDA toolkit.
-CUTLASS_DIR: a CUTLASS checkout.
+Environment variables:
+    CONVT3D_CUDA: auto (kernels where there is a CUDA compiler; the default), 1 (kernels always; the compiler
+        from PyPI if need be) or 0 (a pure CPU package).
+    CONVT3D_SYSTEM_CUDA: 0 hides the machine's CUDA toolkit.
+    CUTLASS_DIR: a CUTLASS checkout.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ MINIMUM_TORCH = (2, 10)
 
 
 def cuda_mode() -> str:
-    """"auto", "on" or "off"."""
+    """ "auto", "on" or "off"."""
     value = os.environ.get("CONVT3D_CUDA", "auto").lower()
     for mode, names in {"auto": ("auto", ""), "on": ("1", "on"), "off": ("0", "off")}.items():
         if value in names:
@@ -41,9 +43,14 @@ def _outer_environment() -> dict[str, str]:
 
 def package_folders(module: str) -> list[Path]:
     """Folders of an installed module, in this environment or the one around it. Nothing is imported."""
-    code = f"import importlib.util as u; s = u.find_spec({module!r}); print(*(s.submodule_search_locations if s else []), sep='\\n')"
+    code = (
+        f"import importlib.util as u; s = u.find_spec({module!r}); "
+        "print(*(s.submodule_search_locations if s else []), sep='\\n')"
+    )
     for environment in (dict(os.environ), _outer_environment()):
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd="/")
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd="/"
+        )
         if done.returncode == 0 and done.stdout.strip():
             return [Path(line) for line in done.stdout.split("\n") if line]
     return []

@@ -108,8 +108,8 @@ class Elf:
     def gpu_code(self) -> list[GpuCode]:
         """What CUDA's runtime would find in the file's fat binaries.
 
-        The layout is not documented. It was read off what nvcc 13.0 writes for sm_80, 90, 90a, 100a and 103f, and
-        what is read is checked for plausible values.
+        The layout is not documented. It was read off what nvcc 13.0 writes for sm_80, 90, 90a, 100a and 103f,
+        and what is read is checked for plausible values.
         """
         found = []
         for section, _ in self._of(".nv_fatbin"):
@@ -125,7 +125,9 @@ class Elf:
                     (architecture,) = struct.unpack_from("<I", section.data, entry + 28)
                     (flags,) = struct.unpack_from("<I", section.data, entry + 40)
                     if kind not in (1, 2) or not 20 <= architecture < 1000:
-                        raise ValueError(f"unknown fat binary entry: kind {kind}, architecture {architecture}")
+                        raise ValueError(
+                            f"unknown fat binary entry: kind {kind}, architecture {architecture}"
+                        )
                     suffix = "a" if flags & _FATBIN_ARCHITECTURE_SPECIFIC else ""
                     found.append(GpuCode("ptx" if kind == 1 else "elf", f"{architecture}{suffix}"))
                     entry += entry_header + payload
