@@ -45,36 +45,48 @@ inline int64_t span_of(Size5 const& shape, int64_t const* stride) {
 
 /// conv_transpose3d(x, weight) as PyTorch defines it: input i adds weight tap k times x to output
 /// i * stride - padding + k * dilation, if that lies inside. `magnitude` receives sum |x| |w| if not null.
+/// Works on channels-last copies, so that the innermost loop runs over neighbours: a reference that is quick enough
+/// for a borrowed GPU to wait for.
 inline Tensor scatter_reference(Problem const& p, Tensor const& x, Tensor const& weight, Tensor* magnitude = nullptr) {
-  Size5 const xs = x_shape(p), ys = y_shape(p);
-  Tensor y(static_cast<size_t>(element_count(ys)), 0.0);
-  if (magnitude != nullptr) magnitude->assign(y.size(), 0.0);
+  Size5 const ys = y_shape(p), ws = weight_shape(p);
   int64_t const cin_group = p.in_channels / p.groups, cout_group = p.out_channels / p.groups;
-  size_t x_at = 0;
-  for_each_index(xs, [&](int64_t const* i) {
-    double const value = x[x_at++];
-    int64_t const group = i[1] / cin_group;
-    int64_t k[3];
-    for (k[0] = 0; k[0] < p.kernel[0]; ++k[0])
-      for (k[1] = 0; k[1] < p.kernel[1]; ++k[1])
-        for (k[2] = 0; k[2] < p.kernel[2]; ++k[2]) {
-          int64_t o[3];
-          bool inside = true;
-          for (int axis = 0; axis < 3; ++axis) {
-            o[axis] = i[2 + axis] * p.stride[axis] - p.padding[axis] + k[axis] * p.dilation[axis];
-            inside = inside && o[axis] >= 0 && o[axis] < ys[2 + axis];
-          }
-          if (!inside) continue;
-          for (int64_t c = 0; c < cout_group; ++c) {
-            int64_t const w_at =
-                (((i[1] * cout_group + c) * p.kernel[0] + k[0]) * p.kernel[1] + k[1]) * p.kernel[2] + k[2];
-            int64_t const y_at =
-                (((i[0] * ys[1] + group * cout_group + c) * ys[2] + o[0]) * ys[3] + o[1]) * ys[4] + o[2];
-            double const product = value * weight[static_cast<size_t>(w_at)];
-            y[static_cast<size_t>(y_at)] += product;
-            if (magnitude != nullptr) (*magnitude)[static_cast<size_t>(y_at)] += std::abs(product);
-          }
-        }
+  Tensor filter(weight.size());  // (Cin, taps, Cout / groups)
+  size_t next = 0;
+  for_each_index(ws, [&](int64_t const* i) {
+    int64_t const tap = (i[2] * ws[3] + i[3]) * ws[4] + i[4];
+    filter[static_cast<size_t>((i[0] * tap_count(p) + tap) * ws[1] + i[1])] = weight[next++];
+  });
+
+  size_t const count = static_cast<size_t>(element_count(ys));
+  Tensor sums(count, 0.0), sizes(magnitude != nullptr ? count : 0, 0.0);  // (N, D, H, W, Cout)
+  next = 0;
+  for_each_index(x_shape(p), [&](int64_t const* i) {
+    double const value = x[next++];
+    int64_t const first_channel = i[1] / cin_group * cout_group;
+    for_each_index({{1, 1, ws[2], ws[3], ws[4]}}, [&](int64_t const* k) {
+      int64_t o[3];
+      for (int axis = 0; axis < 3; ++axis) {
+        o[axis] = i[2 + axis] * p.stride[axis] - p.padding[axis] + k[2 + axis] * p.dilation[axis];
+        if (o[axis] < 0 || o[axis] >= ys[2 + axis]) return;
+      }
+      int64_t const tap = (k[2] * ws[3] + k[3]) * ws[4] + k[4];
+      int64_t const target = ((i[0] * ys[2] + o[0]) * ys[3] + o[1]) * ys[4] + o[2];
+      double const* const from = filter.data() + (i[1] * tap_count(p) + tap) * cout_group;
+      double* const to = sums.data() + target * ys[1] + first_channel;
+      for (int64_t c = 0; c < cout_group; ++c) to[c] += value * from[c];
+      if (magnitude == nullptr) return;
+      double* const size = sizes.data() + target * ys[1] + first_channel;
+      for (int64_t c = 0; c < cout_group; ++c) size[c] += std::abs(value * from[c]);
+    });
+  });
+
+  Tensor y;
+  y.reserve(count);
+  if (magnitude != nullptr) magnitude->clear();
+  for_each_index(ys, [&](int64_t const* i) {
+    size_t const at = static_cast<size_t>((((i[0] * ys[2] + i[2]) * ys[3] + i[3]) * ys[4] + i[4]) * ys[1] + i[1]);
+    y.push_back(sums[at]);
+    if (magnitude != nullptr) magnitude->push_back(sizes[at]);
   });
   return y;
 }
@@ -111,14 +123,14 @@ inline double reference_activation(int code, double t, double negative_slope) {
 
 /// Largest |act'| within `radius` of t, by differences: how much the activation can magnify an error of t.
 inline double activation_slope(int code, double t, double negative_slope, double radius) {
-  constexpr int kSteps = 16;
-  double slope = 0;
+  constexpr int kSteps = 4;
   double const step = 2 * radius / kSteps;
-  for (int i = 0; i < kSteps; ++i) {
-    double const from = t - radius + i * step;
-    double const rise =
-        reference_activation(code, from + step, negative_slope) - reference_activation(code, from, negative_slope);
-    slope = std::max(slope, std::abs(rise / step));
+  double slope = 0;
+  double left = reference_activation(code, t - radius, negative_slope);
+  for (int i = 1; i <= kSteps; ++i) {
+    double const right = reference_activation(code, t - radius + i * step, negative_slope);
+    slope = std::max(slope, std::abs(right - left) / step);
+    left = right;
   }
   return slope;
 }

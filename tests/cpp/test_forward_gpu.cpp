@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The operator on the GPU, every kernel family through the same cases: both layouts, all types, any geometry, any
+// tail, against float64. Skipped where there is no GPU.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+#include <tuple>
+
+#include "gpu_harness.hpp"
+
+namespace convt3d {
+namespace {
+
+using test::Layout;
+using test::Outcome;
+
+struct Mode {
+  char const* name;
+  int32_t dtype;
+  int32_t precision;
+};
+
+constexpr Mode kModes[] = {{"ieee", CONVT3D_F32, CONVT3D_IEEE},
+                           {"tf32", CONVT3D_F32, CONVT3D_TF32},
+                           {"fp16", CONVT3D_F16, CONVT3D_IEEE},
+                           {"bf16", CONVT3D_BF16, CONVT3D_IEEE}};
+
+constexpr convt3d_kernel kKernels[] = {CONVT3D_KERNEL_SM80, CONVT3D_KERNEL_SM90};
+
+void PrintTo(Mode const& mode, std::ostream* out) { *out << mode.name; }
+
+class Forward : public testing::TestWithParam<std::tuple<convt3d_kernel, Mode>> {
+ protected:
+  void SetUp() override {
+    char text[256] = "";
+    convt3d_device device{};
+    if (convt3d_current_device(&device, text, sizeof text) != CONVT3D_OK) GTEST_SKIP() << text;
+    Problem probe = typed(test::cubic_problem(1, 8, 8, 4, 3, 2, 1, 1, Layout::kNdhwc));
+    if (convt3d_supported(&probe, kernel(), &device, text, sizeof text) != CONVT3D_OK) GTEST_SKIP() << text;
+  }
+
+  void TearDown() override {
+    if (ran > 0) std::printf("%d cases, largest error / bound %.3f\n", ran, worst);
+  }
+
+  static convt3d_kernel kernel() { return std::get<0>(GetParam()); }
+
+  static Problem typed(Problem p) {
+    p.dtype = std::get<1>(GetParam()).dtype;
+    p.precision = std::get<1>(GetParam()).precision;
+    return p;
+  }
+
+  /// Runs it; a case that the family does not take is counted, not failed.
+  Outcome run(Problem const& p, uint64_t seed) {
+    Outcome const outcome = test::run_case(typed(p), kernel(), seed, &worst);
+    if (outcome == Outcome::kNotSupported) {
+      ++not_supported;
+    } else {
+      ++ran;
+    }
+    return outcome;
+  }
+
+  void expect_run(Problem const& p, uint64_t seed) { EXPECT_EQ(run(p, seed), Outcome::kRan) << test::describe(p); }
+
+  int ran = 0;
+  int not_supported = 0;
+  double worst = 0;
+};
+
+TEST_P(Forward, RandomCases) {
+  test::Random random(41);
+  for (uint64_t seed = 0; seed < 150 && !HasFailure(); ++seed) run(test::random_problem(random), seed);
+  EXPECT_GT(ran, not_supported) << "the family takes too few of the random cases to be tested by them";
+}
+
+TEST_P(Forward, ReferenceWorkloadReduced) {
+  for (Layout layout : {Layout::kNdhwc, Layout::kNcdhw}) expect_run(test::reference_problem(1, layout), 1);
+}
+
+TEST_P(Forward, EveryActivationBeforeAndAfterAdd) {
+  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
+    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
+      Problem p = test::cubic_problem(2, 8, 16, 3, 3, 2, 1, 1, Layout::kNdhwc);
+      p.has_bias = p.has_add = 1;
+      p.activation = activation;
+      p.add_order = order;
+      p.negative_slope = 0.1f;
+      expect_run(p, static_cast<uint64_t>(activation));
+    }
+  }
+}
+
+// The kernels people use: k2 s2, k3 s2 p1 op1, k4 s2 p1, an anisotropic one, and outputs that no tap reaches.
+TEST_P(Forward, CommonGeometries) {
+  for (Layout layout : {Layout::kNdhwc, Layout::kNcdhw}) {
+    for (auto const& [kernel_size, stride, padding, extra] :
+         {std::array{2, 2, 0, 0}, {3, 2, 1, 1}, {3, 2, 1, 0}, {4, 2, 1, 0}, {4, 4, 0, 0}, {1, 2, 0, 1}, {3, 1, 1, 0}}) {
+      Problem p = test::cubic_problem(2, 16, 24, 5, kernel_size, stride, padding, extra, layout);
+      p.has_bias = 1;
+      expect_run(p, static_cast<uint64_t>(kernel_size * 10 + stride));
+    }
+    Problem p = test::cubic_problem(1, 16, 16, 4, 3, 2, 1, 1, layout);
+    p.kernel[2] = p.stride[2] = 1;
+    p.padding[2] = p.output_padding[2] = 0;
+    test::pack(p, layout);
+    expect_run(p, 7);
+  }
+}
+
+TEST_P(Forward, OddChannelCounts) {
+  for (int64_t channels : {1, 2, 3, 5, 45}) {
+    Problem p = test::cubic_problem(1, channels, channels + 1, 3, 3, 2, 1, 1, Layout::kNdhwc);
+    p.has_bias = p.has_add = 1;
+    run(p, static_cast<uint64_t>(channels));
+  }
+}
+
+TEST_P(Forward, OutputIsAChannelSliceOfALargerBuffer) {
+  for (Layout layout : {Layout::kNdhwc, Layout::kNcdhw}) {
+    Problem p = test::cubic_problem(2, 8, 16, 3, 2, 2, 0, 0, layout);
+    Problem wide = p;
+    wide.out_channels = 40;
+    test::pack(wide, layout);
+    std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
+    expect_run(p, 5);
+  }
+}
+
+TEST_P(Forward, OffsetViews) {
+  Problem p = test::cubic_problem(2, 8, 16, 3, 3, 2, 1, 1, Layout::kNdhwc);
+  p.has_add = 1;
+  p.x_alignment = p.add_alignment = p.y_alignment = element_bytes(typed(p));
+  run(p, 9);
+}
+
+TEST_P(Forward, AddBroadcastsFromOneElement) {
+  Problem p = test::cubic_problem(2, 8, 16, 3, 3, 2, 1, 1, Layout::kNdhwc);
+  p.has_add = 1;
+  for (int64_t& stride : p.add_stride) stride = 0;
+  expect_run(p, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Forward, testing::Combine(testing::ValuesIn(kKernels), testing::ValuesIn(kModes)),
+                         [](auto const& info) {
+                           return std::string(convt3d_kernel_name(std::get<0>(info.param))) + "_" +
+                                  std::get<1>(info.param).name;
+                         });
+
+}  // namespace
+}  // namespace convt3d
