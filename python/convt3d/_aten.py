@@ -54,7 +54,7 @@ def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | No
         precision = "tf32" if on_cuda else "ieee"
     elif precision == "tf32" and not on_cuda and problem.dtype == torch.float32:
         input, weight = round_to_tf32(input), round_to_tf32(weight)
-    if on_cuda:
+    if on_cuda and not problem.dtype.is_complex:
         out: Tensor = aten._convolution.default(
             input,
             weight,
@@ -77,17 +77,16 @@ def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | No
 
 
 def conv_transpose(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``aten::convolution`` for 5-D tensors; differentiable, and known to every functorch transform."""
-    out: Tensor = aten.convolution.default(
+    """``aten::conv_transpose3d`` for 5-D tensors: differentiable, complex too, known to functorch."""
+    out: Tensor = aten.conv_transpose3d.input(
         input,
         weight,
         bias,
         problem.stride,
         problem.padding,
-        problem.dilation,
-        True,
         problem.output_padding,
         problem.groups,
+        problem.dilation,
     )
     return out
 

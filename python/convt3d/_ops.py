@@ -219,9 +219,11 @@ def _needs_decomposition() -> bool:
 
 
 def _autograd(keyset: Any, *args: Any) -> Tensor:
-    if _needs_decomposition():
+    wants_grad = _wants_grad(*_tensors(args))
+    # aten::convolution_backward, which our formula is made of, does not know complex types.
+    if _needs_decomposition() or (wants_grad and args[_INPUT].is_complex()):
         return _aten.decomposed(Problem.create(*args), *_tensors(args))
-    if _wants_grad(*_tensors(args)):
+    if wants_grad:
         return _ConvTranspose3dFunction.apply(keyset, *args)  # type: ignore[no-any-return, no-untyped-call]
     with torch._C._AutoDispatchBelowAutograd():
         return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[no-any-return]

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test shares: GPU tests are skipped, with the reason, where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import accuracy
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes much memory or time; leave out with -m 'not slow'")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="there is no NVIDIA GPU that torch can use")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much of the accuracy bound the worst result used, by mode: what its constants are judged by."""
+    for mode, (share, where) in sorted(accuracy.worst_shares.items()):
+        terminalreporter.write_line(f"accuracy bound used, {mode}: {share:.3f} of 1 ({where})")
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No kernel is forced unless a test does it, and PyTorch's switch is left as it was found."""
+    monkeypatch.delenv("CONVT3D_KERNEL", raising=False)
+    before = torch.backends.cudnn.conv.fp32_precision
+    yield
+    if torch.backends.cudnn.conv.fp32_precision != before:
+        torch.backends.cudnn.conv.fp32_precision = before
+
+
+@pytest.fixture
+def force_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes calls in this test use one kernel family where it supports them."""
+    return lambda kernel: monkeypatch.setenv("CONVT3D_KERNEL", kernel)
