@@ -15,6 +15,8 @@ else
 endif
 BUILD_DIR := build/native
 export PYTHON
+# ninja, cmake and ctest from the same environment, where it has them.
+export PATH := $(dir $(PYTHON)):$(PATH)
 
 # $(call setup,<parts>): nothing in a given environment.
 setup = $(if $(OWN_ENV),scripts/setup_env.sh $(1),true)
@@ -65,18 +67,18 @@ test-python:
 	@$(if $(OWN_ENV),CONVT3D_REQUIRE_LIBRARY=1) $(IN_TREE) $(PYTHON) -m pytest
 
 CXX_FILES = git ls-files -z '*.cpp' '*.hpp' '*.h' '*.cu' '*.cuh'
-LINT_BIN = $(dir $(PYTHON))
 lint:
 	@$(call setup,test lint)
-	@$(PYTHON) -m ruff check .
-	@$(PYTHON) -m ruff format --check .
-	@$(PYTHON) -m mypy
-	@$(CXX_FILES) | xargs -0 -r $(LINT_BIN)clang-format --dry-run -Werror
-	@echo "lint: ruff, mypy and clang-format have nothing to say"
+	@status=0; \
+	 $(PYTHON) -m ruff check . || status=1; \
+	 $(PYTHON) -m ruff format --check . || status=1; \
+	 $(PYTHON) -m mypy || status=1; \
+	 $(CXX_FILES) | xargs -0 -r clang-format --dry-run -Werror || status=1; \
+	 [ $$status -ne 0 ] || echo "lint: ruff, mypy and clang-format have nothing to say"; exit $$status
 format:
 	@$(call setup,test lint)
 	@$(PYTHON) -m ruff check --fix --quiet . ; $(PYTHON) -m ruff format .
-	@$(CXX_FILES) | xargs -0 -r $(LINT_BIN)clang-format -i
+	@$(CXX_FILES) | xargs -0 -r clang-format -i
 
 wheel:
 	@$(call setup,test cutlass cuda build)

@@ -114,7 +114,7 @@ def fetch_cutlass() -> Path:
     """CUTLASS's headers from PyPI into build/. As a build requirement pip would also install what the package
     depends on: scipy, cuda-python and more, none of which is used."""
     print("convt3d: fetching CUTLASS's headers", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "-qq", "--disable-pip-version-check"]
     requirements = str(REQUIREMENTS / "cutlass.txt")
     done = subprocess.run([*command, "--target", str(FETCHED_CUTLASS), "--upgrade", "-r", requirements])
     root = find_cutlass()

@@ -40,7 +40,7 @@ pip_install() {
   stamp=.venv/.installed-$name-$(cat $requirements/*.txt | cksum | cut -d' ' -f1)
   [ -e "$stamp" ] && return
   say "installing $name packages into .venv"
-  .venv/bin/python -m pip install --disable-pip-version-check --quiet "$@"
+  .venv/bin/python -m pip install --disable-pip-version-check -qq "$@"
   rm -f .venv/.installed-"$name"-*
   touch "$stamp"
 }
