@@ -40,7 +40,7 @@ Status choose_fastest(FamilyList families, Problem const& problem, convt3d_devic
       *chosen = family;
       return CONVT3D_OK;
     }
-    all_reasons.append("%s%s: %s", reasons[0] == '\0' ? "" : "; ", family->name, reason);
+    all_reasons.append("%s%s", reasons[0] == '\0' ? "" : "; ", reason);
   }
   if (families.count == 0) {
     return message.fail(CONVT3D_NOT_SUPPORTED, "no kernel is compiled into this library");

@@ -13,10 +13,10 @@ namespace convt3d {
 
 struct Family {
   convt3d_kernel id;
-  char const* name;
 
-  /// OK, or NOT_SUPPORTED with the reason. Never OK for what `run` cannot do. Called for descriptions of devices
-  /// that need not be there, so it must not touch CUDA.
+  /// OK, or NOT_SUPPORTED with the reason, which starts with the family's name ("sm80: groups is 2, ..."), so that
+  /// the reasons of several families make one line. Never OK for what `run` cannot do. Called for descriptions of
+  /// devices that need not be there, so it must not touch CUDA.
   Status (*supported)(Problem const& problem, convt3d_device const& device, Message& message);
 
   /// Device memory `run` needs, for a supported problem. Zero where the output is empty.

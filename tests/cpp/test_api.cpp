@@ -23,10 +23,10 @@ constexpr convt3d_device kAmpere{80, 108};
 
 int runs_of_sm80 = 0;
 
-Family const kFakeSm90{CONVT3D_KERNEL_SM90, "sm90",
+Family const kFakeSm90{CONVT3D_KERNEL_SM90,
                        [](Problem const&, convt3d_device const& device, Message& message) {
                          if (device.compute_capability == 90) return CONVT3D_OK;
-                         return message.fail(CONVT3D_NOT_SUPPORTED, "needs compute capability 90, not %d",
+                         return message.fail(CONVT3D_NOT_SUPPORTED, "sm90: needs compute capability 90, not %d",
                                              static_cast<int>(device.compute_capability));
                        },
                        [](Problem const&, convt3d_device const&) -> size_t { return 0; },
@@ -35,10 +35,10 @@ Family const kFakeSm90{CONVT3D_KERNEL_SM90, "sm90",
                        }};
 
 Family const kFakeSm80{
-    CONVT3D_KERNEL_SM80, "sm80",
+    CONVT3D_KERNEL_SM80,
     [](Problem const& p, convt3d_device const&, Message& message) {
       if (p.groups == 1) return CONVT3D_OK;
-      return message.fail(CONVT3D_NOT_SUPPORTED, "groups is %d", static_cast<int>(p.groups));
+      return message.fail(CONVT3D_NOT_SUPPORTED, "sm80: groups is %d", static_cast<int>(p.groups));
     },
     [](Problem const& p, convt3d_device const&) -> size_t { return static_cast<size_t>(64 * p.batch); },
     [](Problem const&, convt3d_plan const&, convt3d_tensors const&, void*, Message&) {
@@ -94,7 +94,7 @@ TEST_F(Dispatch, AForcedKernelIsTakenOrRefused) {
   EXPECT_EQ(plan.kernel, CONVT3D_KERNEL_SM80);
   plan = {-1, -1, 99};
   EXPECT_EQ(make_plan(kFakes, problem, CONVT3D_KERNEL_SM90, kAmpere, &plan, message), CONVT3D_NOT_SUPPORTED);
-  EXPECT_STREQ(text, "needs compute capability 90, not 80");
+  EXPECT_STREQ(text, "sm90: needs compute capability 90, not 80");
   EXPECT_EQ(plan.workspace_bytes, 99u) << "a failed call writes no plan";
 }
 
