@@ -39,6 +39,14 @@ def say(text: str) -> None:
     print(f"convt3d: {text}", file=sys.stderr, flush=True)
 
 
+def compiler_is_gone(cache: Path) -> bool:
+    """Whether a build folder was made with a compiler that pip's temporary environment has taken along."""
+    match = re.search(
+        r"^CMAKE_CUDA_COMPILER:\w+=(.+)$", cache.read_text() if cache.is_file() else "", re.MULTILINE
+    )
+    return match is not None and not Path(match[1]).exists()
+
+
 def native_build(destination: Path) -> None:
     """Builds build/native, reusing what is there, and installs ``_lib`` under ``destination``."""
     cutlass = build_inputs.find_cutlass() or build_inputs.fetch_cutlass()
@@ -48,6 +56,8 @@ def native_build(destination: Path) -> None:
             "convt3d: building the CUDA library needs torch 2.10 or newer (its headers and libtorch.so)"
         )
     build = ROOT / "build" / "native"
+    if compiler_is_gone(build / "CMakeCache.txt"):
+        shutil.rmtree(build)
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t %es] "}
     configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-DCONVT3D_CUDA=ON", "-DCONVT3D_BUILD_TORCH=ON"]
     configure += [

@@ -19,7 +19,9 @@ if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then
 fi
 
 start=$(date +%s)
-cmake -S . -B "$build" "${generator[@]}" -DCONVT3D_PYTHON="$python" -DCONVT3D_BUILD_TORCH=ON "$@"
+# The folders that a wheel's build may have left in the cache belong to its temporary environment.
+cmake -S . -B "$build" "${generator[@]}" -DCONVT3D_PYTHON="$python" -DCONVT3D_BUILD_TORCH=ON \
+  -DCONVT3D_TORCH_DIR= -DCUTLASS_DIR="${CUTLASS_DIR:-}" "$@"
 cmake --build "$build" --parallel "${JOBS:-$(nproc)}"
 cmake --install "$build" --component python --prefix python/convt3d
 seconds=$(($(date +%s) - start))
