@@ -5,7 +5,7 @@
 //      x is dY, y is dX;
 //   2. each residue class is a unit-stride dgrad with its sub-filter (`residue.hpp`), and the classes' results,
 //      written to their sub-lattices, are the whole.
-// Data are small integers, so that every comparison is for equality. Host code only, yet compiled by nvcc because
+// Data are small integers, so that every comparison is for equality. Host code only, yet compiled by nvcc, because
 // CUTLASS's headers use CUDA's intrinsics.
 #include <gtest/gtest.h>
 
