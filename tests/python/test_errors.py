@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table of bad calls: PyTorch's class, a message with argument and value; eager and fake alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from convt3d import FusedConvTranspose3d, conv_transpose3d
+
+X, W = (2, 4, 3, 3, 3), (4, 6, 3, 3, 3)
+OUT = (2, 6, 5, 5, 5)
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def call(
+    x: tuple[int, ...] = X,
+    w: tuple[int, ...] = W,
+    b: tuple[int, ...] | None = None,
+    add: tuple[int, ...] | None = None,
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,) * 4,
+    **kw: Any,
+) -> Callable[[], torch.Tensor]:
+    return lambda: conv_transpose3d(
+        tensor(x, dtypes[0]),
+        tensor(w, dtypes[1]),
+        None if b is None else tensor(b, dtypes[2]),
+        add=None if add is None else tensor(add, dtypes[3]),
+        **kw,
+    )
+
+
+f32, f16, f64 = torch.float32, torch.float16, torch.float64
+Row = tuple[str, Callable[[], torch.Tensor], type[Exception], str]
+BAD: list[Row] = [
+    ("input-rank-3", call(x=(4, 3, 3)), RuntimeError, r"input must be 5-D .* got shape \(4, 3, 3\)"),
+    ("input-rank-6", call(x=(1, *X)), RuntimeError, "input must be 5-D"),
+    ("weight-rank-4", call(w=(4, 6, 3, 3)), RuntimeError, r"weight must be 5-D .* got shape \(4, 6, 3, 3\)"),
+    ("channels", call(x=(2, 5, 3, 3, 3)), RuntimeError, "the weight's 4 in_channels, got 5 channels"),
+    ("bias-length", call(b=(5,)), RuntimeError, r"bias must be 1-D with 6 elements .*got shape \(5,\)"),
+    ("bias-rank", call(b=(6, 1)), RuntimeError, r"bias must be 1-D with 6 elements"),
+    ("bias-length-groups", call(b=(6,), groups=2), RuntimeError, "bias must be 1-D with 12 elements"),
+    (
+        "add-shape",
+        call(add=(2, 6, 5, 5, 4)),
+        RuntimeError,
+        r"add must have the output's shape \(2, 6, 5, 5, 5\)",
+    ),
+    ("add-channels", call(add=(3, 1, 1, 1)), RuntimeError, r"broadcast to it, got shape \(3, 1, 1, 1\)"),
+    ("add-rank", call(add=(1, *OUT)), RuntimeError, "add must have the output's shape"),
+    ("add-larger", call(x=(1, *X[1:]), add=OUT), RuntimeError, "add must have the output's shape"),
+    ("add-unbatched", call(x=X[1:], add=OUT[:1] + OUT[1:]), RuntimeError, r"shape \(6, 5, 5, 5\)"),
+    (
+        "mixed-weight",
+        call(dtypes=(f32, f64, f32, f32)),
+        RuntimeError,
+        "input is torch.float32 and weight is torch.float64",
+    ),
+    ("mixed-bias", call(b=(6,), dtypes=(f32, f32, f16, f32)), RuntimeError, "bias is torch.float16"),
+    ("mixed-add", call(add=OUT, dtypes=(f16, f16, f16, f32)), RuntimeError, "add is torch.float32"),
+    (
+        "mixed-device",
+        lambda: conv_transpose3d(tensor(X), tensor(W).to("meta")),
+        RuntimeError,
+        "weight is on meta",
+    ),
+    (
+        "output_padding-1",
+        call(output_padding=1),
+        RuntimeError,
+        "output_padding must be smaller than either stride or dilation",
+    ),
+    (
+        "report-56328-per-dimension",
+        call(stride=(2, 1, 1), output_padding=1),
+        RuntimeError,
+        r"output_padding \(1, 1, 1\), stride \(2, 1, 1\)",
+    ),
+    (
+        "report-100225-with-activation",
+        call(output_padding=1, activation="relu"),
+        RuntimeError,
+        "output_padding must be smaller",
+    ),
+    (
+        "pr-996-negative-output_padding",
+        call(stride=2, output_padding=-1),
+        RuntimeError,
+        r"output_padding must be at least 0",
+    ),
+    (
+        "negative-padding",
+        call(padding=(0, -1, 0)),
+        RuntimeError,
+        r"padding must be at least 0 .*got \(0, -1, 0\)",
+    ),
+    ("zero-stride", call(stride=0), RuntimeError, r"stride must be at least 1 .*got \(0, 0, 0\)"),
+    ("negative-stride", call(stride=-2), RuntimeError, "stride must be at least 1"),
+    ("zero-dilation", call(dilation=0), RuntimeError, "dilation must be at least 1"),
+    ("negative-dilation", call(dilation=(1, 1, -3)), RuntimeError, "dilation must be at least 1"),
+    ("report-49523-zero-groups", call(groups=0), RuntimeError, "groups must be positive .*got 0"),
+    ("report-85111-negative-groups", call(groups=-1), RuntimeError, "groups must be positive"),
+    (
+        "groups-do-not-divide",
+        call(groups=3),
+        RuntimeError,
+        "groups must divide the weight's in_channels, got groups 3",
+    ),
+    ("report-71080-huge-groups", call(groups=2**62), RuntimeError, "groups must divide"),
+    (
+        "report-185581-negative-output",
+        call(padding=9),
+        RuntimeError,
+        r"output size would be negative, \(-13, -13, -13\)",
+    ),
+    ("report-142457-dilation", call(dilation=1879048192), RuntimeError, "overflow 64-bit"),
+    ("report-194017-stride", call(stride=2**62), RuntimeError, "overflow 64-bit"),
+    ("padding-overflow", call(padding=2**62), RuntimeError, "overflow 64-bit"),
+    ("beyond-64-bit", call(stride=2**63), ValueError, "stride must fit a 64-bit integer"),
+    ("empty-spatial", call(x=(2, 4, 0, 3, 3)), RuntimeError, "depth, height and width must be at least 1"),
+    ("no-channels", call(x=(2, 0, 3, 3, 3), w=(0, 6, 3, 3, 3)), RuntimeError, "in_channels of at least 1"),
+    ("no-out-channels", call(w=(4, 0, 3, 3, 3)), RuntimeError, "out_channels of at least 1"),
+    ("empty-kernel", call(w=(4, 6, 3, 0, 3)), RuntimeError, "height of at least 1"),
+    ("stride-float", call(stride=1.5), TypeError, "stride must be an int .*got 1.5"),
+    ("stride-bool", call(stride=True), TypeError, "stride must be an int"),
+    ("stride-string", call(stride="2"), TypeError, "stride must be an int"),
+    ("stride-none", call(stride=None), TypeError, "stride must be an int"),
+    ("stride-floats", call(stride=(1, 2.0, 1)), TypeError, "stride must be an int"),
+    (
+        "padding-two",
+        call(padding=(1, 1)),
+        RuntimeError,
+        r"padding must be an int or a sequence of 3 ints .*got \(1, 1\)",
+    ),
+    (
+        "dilation-four",
+        call(dilation=(1, 1, 1, 1)),
+        RuntimeError,
+        "dilation must be an int or a sequence of 3 ints",
+    ),
+    ("groups-float", call(groups=1.0), TypeError, "groups must be an int, got 1.0"),
+    ("groups-tuple", call(groups=(1,)), TypeError, "groups must be an int"),
+    (
+        "activation-unknown",
+        call(activation="swish"),
+        ValueError,
+        "activation must be one of none, relu, .*got 'swish'",
+    ),
+    ("activation-none", call(activation=None), TypeError, "activation must be a string"),
+    (
+        "add_order-unknown",
+        call(add_order="first"),
+        ValueError,
+        "add_order must be 'before' or 'after', got 'first'",
+    ),
+    (
+        "precision-unknown",
+        call(precision="fp32"),
+        ValueError,
+        "precision must be None, 'ieee' or 'tf32', got 'fp32'",
+    ),
+    ("precision-bool", call(precision=True), TypeError, "precision must be a string"),
+    ("negative_slope-string", call(negative_slope="0.1"), TypeError, "negative_slope must be a number"),
+    ("int32", call(dtypes=(torch.int32,) * 4), NotImplementedError, "got torch.int32"),
+    ("bool", call(dtypes=(torch.bool,) * 4), NotImplementedError, "got torch.bool"),
+    (
+        "complex-relu",
+        call(dtypes=(torch.complex64,) * 4, activation="relu"),
+        NotImplementedError,
+        "'relu' is not defined for torch.complex64",
+    ),
+    (
+        "int64-sigmoid",
+        call(dtypes=(torch.int64,) * 4, activation="sigmoid"),
+        NotImplementedError,
+        "'sigmoid' is not defined for torch.int64",
+    ),
+    (
+        "input-not-a-tensor",
+        lambda: conv_transpose3d(1, tensor(W)),
+        TypeError,
+        "input must be a Tensor, got int",
+    ),  # type: ignore[arg-type]
+    (
+        "weight-none",
+        lambda: conv_transpose3d(tensor(X), None),
+        TypeError,
+        "weight must be a Tensor, got NoneType",
+    ),  # type: ignore[arg-type]
+    (
+        "add-not-a-tensor",
+        lambda: conv_transpose3d(tensor(X), tensor(W), add=1.0),
+        TypeError,
+        "add must be a Tensor, got float",
+    ),  # type: ignore[arg-type]
+]
+
+rows = pytest.mark.parametrize(
+    ("bad", "error", "message"), [row[1:] for row in BAD], ids=[row[0] for row in BAD]
+)
+
+
+@rows
+def test_eager(bad: Callable[[], torch.Tensor], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bad()
+
+
+@rows
+def test_report_178125_fake(bad: Callable[[], torch.Tensor], error: type[Exception], message: str) -> None:
+    with FakeTensorMode(), pytest.raises(error, match=message):
+        bad()
+
+
+# PyTorch itself, for the calls that it can be given: the class of the error is the same.
+PYTORCH = [
+    ({"stride": 0}, RuntimeError),
+    ({"padding": -1}, RuntimeError),
+    ({"stride": 2, "output_padding": -1}, RuntimeError),
+    ({"output_padding": 1}, RuntimeError),
+    ({"groups": 0}, RuntimeError),
+    ({"groups": 3}, RuntimeError),
+    ({"dilation": -1}, RuntimeError),
+    ({"padding": 9}, RuntimeError),
+    ({"stride": 1.5}, TypeError),
+    ({"stride": True}, TypeError),
+    ({"stride": (1, 2)}, RuntimeError),
+    ({"stride": 2**63}, ValueError),
+    ({"bias": torch.zeros(5)}, RuntimeError),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), PYTORCH, ids=str)
+def test_class_is_pytorchs(arguments: dict[str, Any], error: type[Exception]) -> None:
+    for function in (torch.nn.functional.conv_transpose3d, conv_transpose3d):
+        with pytest.raises(error):
+            function(tensor(X), tensor(W), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (
+            lambda x, w: conv_transpose3d(x, w, output_padding=1, activation="relu"),
+            "output_padding must be smaller",
+        ),
+        (lambda x, w: conv_transpose3d(x, w, groups=0), "groups must be positive"),
+        (lambda x, w: conv_transpose3d(x, w, add=x), "add must have the output's shape"),
+        (lambda x, w: conv_transpose3d(x, w, padding=9), "output size would be negative"),
+    ],
+    ids=["report-100225-output_padding", "groups", "add", "negative-output"],
+)
+def test_compiled(bad: Callable[..., torch.Tensor], message: str) -> None:
+    compiled = torch.compile(bad, backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=message):
+        compiled(tensor(X), tensor(W))
+
+
+def test_the_operator_itself_checks() -> None:
+    """Called directly, past the Python function."""
+    op = torch.ops.convt3d.conv_transpose3d
+    good = [
+        tensor(X),
+        tensor(W),
+        None,
+        [1] * 3,
+        [0] * 3,
+        [0] * 3,
+        1,
+        [1] * 3,
+        None,
+        "before",
+        "none",
+        0.01,
+        "default",
+    ]
+    assert op(*good).shape == OUT
+    for position, value, error in [
+        (3, [1, 1], RuntimeError),
+        (3, [0, 1, 1], RuntimeError),
+        (6, 0, RuntimeError),
+        (9, "later", ValueError),
+        (10, "swish", ValueError),
+        (12, "tf16", ValueError),
+    ]:
+        bad = list(good)
+        bad[position] = value
+        with pytest.raises(error):
+            op(*bad)
+    with pytest.raises(RuntimeError, match="mask must have 4 entries"):
+        torch.ops.convt3d.conv_transpose3d_backward(tensor(OUT), *good, [True])
+
+
+def test_module_arguments() -> None:
+    for arguments, message in [
+        ({"activation": "swish"}, "activation must be one of"),
+        ({"add_order": "first"}, "add_order must be"),
+        ({"precision": "fp32"}, "precision must be"),
+        ({"groups": 3}, "divisible by groups"),
+        ({"padding_mode": "reflect"}, "Only"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            FusedConvTranspose3d(4, 4, 3, **arguments)  # type: ignore[arg-type]
+
+
+def test_unknown_kernel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from convt3d._native import requested_kernel
+
+    monkeypatch.setenv("CONVT3D_KERNEL", "sm70")
+    with pytest.raises(ValueError, match="must be one of auto, sm80, sm90, aten, got 'sm70'"):
+        requested_kernel()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""explain() and the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import convt3d
+from cases import NAMED, Case
+from convt3d import explain
+from convt3d.cli import main
+from convt3d.cli.console import Console
+
+
+def meta_reference() -> convt3d.Explanation:
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta")
+
+    return explain(
+        empty(128, 32, 16, 16, 16),
+        empty(32, 64, 3, 3, 3),
+        empty(64),
+        2,
+        1,
+        1,
+        add=empty(128, 64, 32, 32, 32),
+        activation="x_hardswish",
+        bandwidth=4.24e12,
+    )
+
+
+def test_the_reference_workload() -> None:
+    e = meta_reference()
+    assert e.flops == 57_982_058_496  # 27 taps, not 8 times that
+    assert e.bytes == 2_214_813_952
+    assert e.floor_seconds == pytest.approx(0.522e-3, rel=1e-3)
+    assert e.arithmetic_intensity == pytest.approx(26.18, rel=1e-3)
+    assert e.output_shape == (128, 64, 32, 32, 32)
+    assert e.output_stride == (2097152, 32768, 1024, 32, 1)
+    text = str(e)
+    for piece in ("path", "2,214,813,952", "57,982,058,496", "0.5224 ms at 4.24 TB/s"):
+        assert piece in text
+
+
+@pytest.mark.parametrize("case", NAMED, ids=lambda case: case.name)
+def test_flops_are_counted_pair_by_pair(case: Case) -> None:
+    pairs = 1
+    for axis in range(3):
+        pairs *= sum(
+            (o + case.padding[axis] - k * case.dilation[axis]) % case.stride[axis] == 0
+            for o in range(case.out_size()[axis])
+            for k in range(case.kernel[axis])
+        )
+    tensors = case.make()
+    e = case.explain(tensors)
+    assert e.flops == 2 * case.batch * (case.cin // case.groups) * case.cout * pairs
+    out = case.call(tensors)
+    assert e.output_shape == out.shape and e.output_stride == out.stride()
+    assert e.bytes == sum(t.nbytes for t in tensors.present()) + out.nbytes
+    assert e.path == "cpu" and set(e.refused) == {"sm90", "sm80"}
+
+
+def test_fake_and_meta_tensors_are_answered_for_a_gpu() -> None:
+    case = Case(cin=16, cout=16)
+    t = case.make()
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x) for x in t.present()]
+        cpu = explain(*fakes[:3], 2, 1, 1, add=fakes[3])
+    assert cpu.path == "cpu"
+    e = meta_reference()
+    assert e.path in ("sm90", "sm80", "aten + tail")
+    if e.path == "aten + tail":
+        assert all(e.refused.values())
+
+
+def test_explain_raises_what_the_call_raises() -> None:
+    with pytest.raises(RuntimeError, match="groups must be positive"):
+        explain(torch.zeros(1, 2, 3, 3, 3), torch.zeros(2, 2, 3, 3, 3), groups=0)
+
+
+def test_the_environment_is_respected(force_kernel: object) -> None:
+    assert callable(force_kernel)
+    force_kernel("aten")
+    e = meta_reference()
+    assert e.path == "aten + tail"
+    assert set(e.refused.values()) == {"CONVT3D_KERNEL=aten"}
+
+
+def test_precision_and_empty_outputs() -> None:
+    x, w = torch.zeros(1, 2, 3, 3, 3), torch.zeros(2, 2, 3, 3, 3)
+    assert explain(x, w, precision="tf32").precision == "tf32"
+    assert "one rounding" in explain(x.half(), w.half()).precision
+    assert explain(x.double(), w.double()).precision == "float64"
+    assert explain(x[:0], w).flops == 0
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["rich", "plain"])
+def test_info(capsys: pytest.CaptureFixture[str], plain: bool) -> None:
+    assert main(["info", *(["--plain"] if plain else [])]) == 0
+    out = capsys.readouterr().out
+    for piece in (convt3d.__version__, torch.__version__, "sm80", "sm90", "usable"):
+        assert piece in out
+
+
+def test_demo_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["demo", "--device", "cpu", "--batch", "1", "--seed", "1", "--plain"]
+    assert main([*arguments, "--output", str(tmp_path / "new")]) == 0
+    out = capsys.readouterr().out
+    for piece in ("PyTorch", "convt3d", "max abs error", "Results agree", "Skipped for want of a GPU"):
+        assert piece in out
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        assert "No picture" in out
+    else:
+        picture = tmp_path / "new" / "demo.png"
+        assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_plain_table(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(plain=True).table("numbers", ("name", "value"), [("a", "1.5"), ("bcd", "10.25")])
+    assert capsys.readouterr().out == "\nnumbers\nname  value\n----  -----\na       1.5\nbcd   10.25\n"
+
+
+def test_module_entry_point() -> None:
+    out = subprocess.run(
+        [sys.executable, "-m", "convt3d", "--version"], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == convt3d.__version__
+
+
+def test_unknown_commands_fail() -> None:
+    for arguments in ([], ["fly"], ["demo", "--batch", "0"]):
+        with pytest.raises(SystemExit) as error:
+            main(arguments)
+        assert error.value.code == 2
+
+
+def test_cuda_demo_without_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main(["demo", "--device", "cuda", "--plain", "--output", str(tmp_path)]) == 1
+    assert "no GPU" in capsys.readouterr().out

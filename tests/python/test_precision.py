@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fp32 arithmetic: TF32 rounding, the switch, and operands of every magnitude."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from accuracy import assert_accurate
+from cases import Case, Tensors
+from convt3d import conv_transpose3d
+from convt3d._precision import conv_fp32_switch, resolve_precision, round_to_tf32
+
+LARGEST_TF32 = 0x7F7FE000
+
+
+def bits(*values: int) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.uint32).view(np.float32).copy())
+
+
+def to_bits(tensor: torch.Tensor) -> list[int]:
+    return [int(v) for v in tensor.numpy().view(np.uint32)]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0x00000000, 0x00000000),
+        (0x80000000, 0x80000000),
+        (0x3F800000, 0x3F800000),
+        (0x3F800FFF, 0x3F800000),  # below the tie
+        (0x3F801000, 0x3F800000),  # a tie goes to even: down
+        (0x3F801001, 0x3F802000),  # above the tie
+        (0x3F803000, 0x3F804000),  # a tie goes to even: up
+        (0xBF803000, 0xBF804000),
+        (0x3FFFF000, 0x40000000),  # carries into the exponent
+        (0x00001000, 0x00000000),  # subnormals round too
+        (0x00001001, 0x00002000),
+        (0x007FF000, 0x00800000),  # the largest subnormals become normal
+        (0x7F7FFFFF, LARGEST_TF32),  # the largest finite value does not become infinite
+        (0xFF7FFFFF, 0x80000000 | LARGEST_TF32),
+        (0x7F7FF000, LARGEST_TF32),
+        (0x7F7FEFFF, LARGEST_TF32),
+        (0x7F800000, 0x7F800000),  # infinities
+        (0xFF800000, 0xFF800000),
+        (0x7FFFFFFF, 0x7FFFFFFF),  # nans
+        (0x7F800001, 0x7F800001),
+        (0xFF800001, 0xFF800001),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+    ],
+)
+def test_tf32_rounding_of_bit_patterns(value: int, expected: int) -> None:
+    assert to_bits(round_to_tf32(bits(value))) == [expected]
+
+
+def test_tf32_rounding_against_float64_arithmetic() -> None:
+    x = torch.randn(100_000, generator=torch.Generator().manual_seed(0)) * torch.exp2(
+        torch.randint(-100, 100, (100_000,)).float()
+    )
+    exponent = torch.frexp(x.double())[1] - 1
+    spacing = torch.ldexp(torch.ones_like(x, dtype=torch.float64), exponent - 10)
+    expected = torch.round(x.double() / spacing) * spacing  # torch.round ties to even
+    assert torch.equal(round_to_tf32(x).double(), expected)
+
+
+def test_tf32_rounding_of_strided_and_scalar_tensors() -> None:
+    x = torch.randn(4, 6)[:, ::2]
+    assert torch.equal(round_to_tf32(x), round_to_tf32(x.contiguous()))
+    assert torch.equal(round_to_tf32(x.expand(2, 4, 3)), round_to_tf32(x).expand(2, 4, 3))
+    assert round_to_tf32(torch.tensor(1.0)).item() == 1.0
+
+
+@pytest.mark.parametrize("activation", ["none", "x_hardswish"])
+def test_explicit_tf32_rounds_operands_on_a_cpu(activation: str) -> None:
+    case = Case(cin=16, cout=8, precision="tf32", activation=activation)
+    tensors = case.make()
+    result = case.call(tensors)
+    assert_accurate(case, tensors, result, tf32=True)
+    ieee = replace(case, precision="ieee").call(tensors)
+    assert_accurate(case, tensors, ieee)
+    assert (result - ieee).abs().max() > 1e-5  # it really is another arithmetic
+
+
+def test_precision_does_not_touch_other_types() -> None:
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        case = Case(dtype=dtype)
+        tensors = case.make()
+        results = [replace(case, precision=p).call(tensors) for p in (None, "ieee", "tf32")]
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_default_follows_the_switch_when_the_operator_runs() -> None:
+    conv = torch.backends.cudnn.conv
+    for setting, expected in (("tf32", "tf32"), ("ieee", "ieee"), ("none", "ieee")):
+        conv.fp32_precision = setting
+        # "none" may fall back to a more general setting of PyTorch's: whatever it reads as is what counts.
+        wanted = "tf32" if conv.fp32_precision == "tf32" else "ieee"
+        assert resolve_precision("default", "cuda") == wanted
+        if setting != "none":
+            assert wanted == expected
+        assert resolve_precision("tf32", "cuda") == "tf32"
+        assert resolve_precision("ieee", "cuda") == "ieee"
+        assert resolve_precision("default", "cpu") == "ieee"
+
+
+def test_the_switch_is_restored_and_only_touched_where_it_differs() -> None:
+    conv = torch.backends.cudnn.conv
+    conv.fp32_precision = "tf32"
+    with conv_fp32_switch("tf32", "cuda"):
+        assert conv.fp32_precision == "tf32"
+    with conv_fp32_switch("default", "cuda"):
+        assert conv.fp32_precision == "tf32"
+    with pytest.raises(KeyError), conv_fp32_switch("ieee", "cuda"):
+        assert conv.fp32_precision == "ieee"
+        raise KeyError
+    assert conv.fp32_precision == "tf32"
+
+
+def test_the_switch_under_threads() -> None:
+    """Blocks that want different settings take turns; the setting outlives them all."""
+    conv = torch.backends.cudnn.conv
+    conv.fp32_precision = "tf32"
+    seen: list[str] = []
+
+    def work() -> None:
+        for _ in range(200):
+            with conv_fp32_switch("ieee", "cuda"):
+                seen.append(conv.fp32_precision)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert conv.fp32_precision == "tf32"
+    assert set(seen) == {"ieee"}
+
+
+@pytest.mark.parametrize("x_scale", [1e-30, 1e-15, 1.0, 1e15, 1e30])
+def test_ieee_operands_of_any_magnitude(x_scale: float) -> None:
+    """Each tensor far from 1, with products in range."""
+    case = Case(precision="ieee", cin=8, cout=8, add="none", bias=False)
+    tensors = case.make()
+    scaled = Tensors(tensors.input * x_scale, tensors.weight / x_scale, None, None)
+    assert_accurate(case, scaled, case.call(scaled))
+
+
+def test_ieee_magnitudes_within_one_tensor() -> None:
+    """Every output keeps fp32 accuracy relative to its own terms, whatever else the tensor holds."""
+    case = Case(precision="ieee", cin=4, cout=4, size=(4, 6, 8), add="none", bias=False)
+    tensors = case.make()
+    powers = torch.linspace(-30, 30, 8)
+    scaled = Tensors(tensors.input * 10.0**powers, tensors.weight, None, None)
+    assert_accurate(case, scaled, case.call(scaled))
+
+
+def test_report_107514_no_silent_tf32_in_gradients() -> None:
+    case = Case(cin=16, cout=8, precision="ieee", add="none")
+    t = case.make()
+    x, w = t.input.requires_grad_(), t.weight.requires_grad_()
+    grad = torch.randn(case.output_shape())
+    case.call(t).backward(grad)
+    x64, w64 = x.detach().double().requires_grad_(), w.detach().double().requires_grad_()
+    conv_transpose3d(x64, w64, None, **case.conv_arguments()).backward(grad.double())
+    for got, exact in ((x.grad, x64.grad), (w.grad, w64.grad)):
+        assert got is not None and exact is not None
+        assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+def test_explicit_tf32_holds_in_gradients() -> None:
+    case = Case(cin=16, cout=8, precision="tf32", add="none")
+    t = case.make()
+    x, w = t.input.requires_grad_(), t.weight.requires_grad_()
+    grad = torch.randn(case.output_shape())
+    case.call(t).backward(grad)
+    x64 = round_to_tf32(x.detach()).double().requires_grad_()
+    w64 = round_to_tf32(w.detach()).double().requires_grad_()
+    conv_transpose3d(x64, w64, None, **case.conv_arguments()).backward(round_to_tf32(grad).double())
+    for got, exact in ((x.grad, x64.grad), (w.grad, w64.grad)):
+        assert got is not None and exact is not None
+        assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()

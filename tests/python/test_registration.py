@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator as torch sees it: opcheck, compile, export, autocast, subclasses."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import convt3d
+from cases import Case, Tensors
+from convt3d import FusedConvTranspose3d, ModelNew, conv_transpose3d
+
+OPS = torch.ops.convt3d
+
+CASES = [
+    Case(activation="x_hardswish"),
+    Case(activation="gelu", input_channels_last=True, add="channel", add_order="after"),
+    Case(activation="none", dtype=torch.bfloat16, bias=False, add="none"),
+    Case(activation="silu", dtype=torch.float64, weight_channels_last=True, groups=2),
+    Case(activation="relu", batch=0),
+    Case(activation="tanh", precision="tf32"),
+]
+IDS = ["f32", "channels-last", "bf16", "f64-groups", "empty", "tf32"]
+
+
+def schema_arguments(case: Case, t: Tensors) -> tuple[Any, ...]:
+    return (
+        t.input,
+        t.weight,
+        t.bias,
+        list(case.stride),
+        list(case.padding),
+        list(case.output_padding),
+        case.groups,
+        list(case.dilation),
+        t.add,
+        case.add_order,
+        case.activation,
+        case.negative_slope,
+        case.precision or "default",
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_opcheck_forward(case: Case, grad: bool) -> None:
+    tensors = case.make()
+    for tensor in tensors.present():
+        tensor.requires_grad_(grad)
+    torch.library.opcheck(OPS.conv_transpose3d.default, schema_arguments(case, tensors))
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("grad", [False, True], ids=["first", "second-order"])
+def test_opcheck_backward(case: Case, grad: bool) -> None:
+    if grad and case.dtype == torch.bfloat16:
+        pytest.skip("opcheck compares gradients more tightly than bfloat16 allows")
+    tensors = case.make()
+    for tensor in tensors.present():
+        tensor.requires_grad_(grad)
+    mask = [True, True, tensors.bias is not None, tensors.add is not None]
+    cotangent = torch.randn(case.output_shape()).to(case.dtype)
+    torch.library.opcheck(
+        OPS.conv_transpose3d_backward.default, (cotangent, *schema_arguments(case, tensors), mask)
+    )
+
+
+class Chain(nn.Module):
+    """Two fused layers with plain PyTorch around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up1 = FusedConvTranspose3d(4, 6, 3, 2, 1, 1, activation="hardswish")
+        self.norm = nn.InstanceNorm3d(6)
+        self.up2 = FusedConvTranspose3d(
+            6, 3, 2, 2, activation="leaky_relu", negative_slope=0.2, add_order="after"
+        )
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return self.up2(self.norm(self.up1(x, skip)), skip.new_ones(1)).sigmoid()
+
+
+def chain_inputs(n: int = 2, d: int = 3, channels_last: bool = False) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(n * 10 + d)
+    x, skip = torch.randn(n, 4, d, 3, 4), torch.randn(n, 6, 2 * d, 6, 8)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last_3d)
+    return x.requires_grad_(), skip.requires_grad_()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_compile_fullgraph(backend: str, channels_last: bool) -> None:
+    torch._dynamo.reset()
+    model = Chain()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    inputs = chain_inputs(channels_last=channels_last)
+    plain, fast = model(*inputs), compiled(*inputs)
+    torch.testing.assert_close(fast, plain, rtol=0, atol=0)
+    assert fast.stride() == plain.stride()
+    leaves = [*inputs, *model.parameters()]
+    for a, b in zip(
+        torch.autograd.grad(plain.sum(), leaves), torch.autograd.grad(fast.sum(), leaves), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
+
+
+def test_report_181175_dynamic_shapes() -> None:
+    torch._dynamo.reset()
+    model = Chain()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    for n, d in ((2, 3), (3, 5), (4, 7), (5, 2)):
+        inputs = chain_inputs(n, d)
+        plain, fast = model(*inputs), compiled(*inputs)
+        torch.testing.assert_close(fast, plain)
+        fast.sum().backward()
+    assert counter.frame_count <= 2
+
+
+def test_compile_inductor() -> None:
+    pytest.importorskip("torch._inductor")
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        pytest.skip(f"inductor needs a C++ compiler: {error}")
+    torch._dynamo.reset()
+    model = Chain()
+    inputs = chain_inputs(channels_last=True)
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), model(*inputs))
+
+
+def test_precision_is_not_baked_into_a_graph() -> None:
+    """ "default" stays "default" in the graph; reading the switch happens when the operator runs."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    x, w = torch.randn(1, 2, 2, 2, 2), torch.randn(2, 2, 2, 2, 2)
+    torch.compile(lambda x, w: conv_transpose3d(x, w), backend=backend, fullgraph=True)(x, w)
+    (node,) = [n for n in graphs[0].graph.nodes if n.op == "call_function" and "convt3d" in str(n.target)]
+    assert node.args[-1] == "default"
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_export_save_and_load(dynamic: bool) -> None:
+    model = ModelNew(4, 6, 3, 2, 1, 1, (6, 1, 1, 1, 1)).eval()
+    x, add = torch.randn(2, 4, 3, 3, 3), torch.randn(2, 6, 6, 6, 6)
+    shapes = None
+    if dynamic:
+        batch = torch.export.Dim("batch", min=2)
+        shapes = {"x": {0: batch}, "add_input": {0: batch}}
+    program = torch.export.export(model, (x, add), dynamic_shapes=shapes)
+    assert any("convt3d.conv_transpose3d" in str(node.target) for node in program.graph.nodes)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    loaded = torch.export.load(buffer).module()
+    assert torch.equal(loaded(x, add), model(x, add))
+    if dynamic:
+        x, add = torch.randn(5, 4, 3, 3, 3), torch.randn(5, 6, 6, 6, 6)
+        assert torch.equal(loaded(x, add), model(x, add))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+def test_report_137033_autocast(dtype: torch.dtype) -> None:
+    """Each autocast gives its own type; fp32 parameters, bias and residual are cast by rule."""
+    case = Case(activation="hardswish")
+    tensors = case.make()
+    with torch.autocast("cpu", dtype=dtype):
+        out = case.call(tensors)
+        theirs = F.conv_transpose3d(tensors.input, tensors.weight, tensors.bias, **case.conv_arguments())
+    assert out.dtype == theirs.dtype == dtype
+    cast = Tensors(*(None if t is None else t.to(dtype) for t in vars(tensors).values()))  # type: ignore[arg-type]
+    assert torch.equal(out, replace(case, dtype=dtype).call(cast))
+    assert case.call(tensors).dtype == torch.float32
+
+
+def test_autocast_mixed_inputs_and_gradients() -> None:
+    module = FusedConvTranspose3d(4, 6, 3, 2, 1, 1, activation="silu")
+    x = torch.randn(1, 4, 3, 3, 3, dtype=torch.bfloat16, requires_grad=True)
+    add = torch.randn(1, 6, 6, 6, 6, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(x, add)
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
+    assert module.weight.grad is not None and module.weight.grad.dtype == torch.float32
+    assert add.grad is not None and add.grad.dtype == torch.float32
+    assert x.grad is not None and x.grad.dtype == torch.bfloat16
+
+
+def test_autocast_leaves_double_alone_and_can_be_disabled() -> None:
+    case = Case(dtype=torch.float64)
+    tensors = case.make()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert case.call(tensors).dtype == torch.float64
+        with torch.autocast("cpu", enabled=False):
+            wide = Case()
+            assert wide.call(wide.make()).dtype == torch.float32
+
+
+def test_autocast_compiled() -> None:
+    torch._dynamo.reset()
+    module = FusedConvTranspose3d(4, 6, 3, 2, 1, 1, activation="silu")
+    x = torch.randn(1, 4, 3, 3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = torch.compile(module, backend="aot_eager", fullgraph=True)(x)
+        assert out.dtype == torch.bfloat16
+        assert torch.equal(out, module(x))
+
+
+class Tagged(Tensor):
+    """A subclass without any behaviour of its own."""
+
+
+def test_tensor_subclass() -> None:
+    case = Case(activation="relu")
+    t = case.make()
+    expected = case.call(t)
+    out = case.call(replace(t, input=t.input.as_subclass(Tagged)))
+    assert type(out) is Tagged
+    assert torch.equal(out.as_subclass(Tensor), expected)
+
+
+def test_torch_function_override_sees_the_call() -> None:
+    seen: list[Any] = []
+
+    class Spy(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x, w = torch.randn(1, 2, 2, 2, 2).as_subclass(Spy), torch.randn(2, 2, 2, 2, 2)
+    conv_transpose3d(x, w, activation="relu", precision="ieee")
+    assert conv_transpose3d in seen
+
+
+def test_dispatch_mode_sees_one_operator() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Log():
+        conv_transpose3d(torch.randn(1, 2, 2, 2, 2), torch.randn(2, 2, 2, 2, 2), activation="relu")
+    assert seen.count("convt3d.conv_transpose3d.default") == 1
+
+
+def test_import_does_not_load_cuda_libraries() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import convt3d, convt3d._native as n; assert n._native is None; "
+        "import torch; assert not torch.cuda.is_initialized(); print(convt3d.__version__)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == convt3d.__version__
