@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import convt3d
+from convt3d import _kernel_query
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "cutlass_kernels" / "include" / "convt3d" / "convt3d.h"
@@ -193,6 +194,16 @@ def library() -> Any:
     lib.convt3d_kernel_name.restype = ctypes.c_char_p
     lib.convt3d_activation_name.restype = ctypes.c_char_p
     return lib
+
+
+@pytest.mark.parametrize("name", ["convt3d_problem", "convt3d_device", "convt3d_plan"])
+def test_package_describes_the_same_structs(name: str) -> None:
+    """The package repeats the header's structs for ctypes; a drift would hand the library garbage."""
+    ours = {"convt3d_problem": "_CProblem", "convt3d_device": "_CDevice", "convt3d_plan": "_CPlan"}[name]
+    package, header = getattr(_kernel_query, ours), c_struct(name)
+    assert [field for field, _ in package._fields_] == [field for field, _ in header._fields_]
+    layout = [(getattr(header, f).offset, getattr(header, f).size) for f, _ in header._fields_]
+    assert [(getattr(package, f).offset, getattr(package, f).size) for f, _ in package._fields_] == layout
 
 
 def ask(function: Any, *arguments: Any) -> tuple[int, str]:
