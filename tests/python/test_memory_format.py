@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from convt3d import conv_transpose3d
@@ -36,14 +37,7 @@ FORMATS = {
 
 
 def pytorch_suggests(tensor: Tensor) -> bool:
-    """PyTorch's own answer: ``clone`` with preserve_format of a tensor that is no dense permutation asks it."""
-    return tensor.new_empty(0).dim() == 1 and _suggested(tensor) == torch.channels_last_3d
-
-
-def _suggested(tensor: Tensor) -> torch.memory_format:
-    from torch._prims_common import suggest_memory_format
-
-    return suggest_memory_format(tensor)  # type: ignore[no-any-return]
+    return suggest_memory_format(tensor) == torch.channels_last_3d
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

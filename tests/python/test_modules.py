@@ -104,7 +104,7 @@ def test_report_75889_output_size_with_dilation() -> None:
 
 @pytest.mark.parametrize("size", [(4, 7, 9), (7, 7, 9), (5, 7)], ids=str)
 def test_output_size_out_of_reach(size: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="output size|output_size"):
+    with pytest.raises(ValueError, match=r"output size|output_size"):
         FusedConvTranspose3d(4, 6, 3, 2, 1)(torch.randn(2, 4, 3, 4, 5), output_size=size)
 
 

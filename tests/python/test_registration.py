@@ -114,9 +114,11 @@ def test_compile_fullgraph(backend: str, channels_last: bool) -> None:
 
 
 def test_report_181175_dynamic_shapes() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     model = Chain()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
     for n, d in ((2, 3), (3, 5), (4, 7), (5, 2)):
         inputs = chain_inputs(n, d)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams, graphs, devices, repeatability and limits on a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from accuracy import assert_accurate
+from cases import Case, Tensors
+from convt3d import FusedConvTranspose3d, ModelNew, conv_transpose3d
+
+pytestmark = pytest.mark.gpu
+
+Force = Callable[[str], None]
+families = pytest.mark.parametrize("family", ["sm80", "sm90", "aten"])
+CASE = Case(batch=4, cin=32, cout=64, size=(8, 8, 8), activation="x_hardswish", precision="ieee")
+
+
+@families
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
+def test_report_137970_bitwise_repeatable(dtype: torch.dtype, family: str, force_kernel: Force) -> None:
+    if family == "aten":
+        torch.backends.cudnn.deterministic = True
+    force_kernel(family)
+    try:
+        for layout in (False, True):
+            case = replace(CASE, dtype=dtype, input_channels_last=layout)
+            tensors = case.make("cuda")
+            first = case.call(tensors)
+            for _ in range(20):
+                assert torch.equal(case.call(tensors), first)
+    finally:
+        torch.backends.cudnn.deterministic = False
+
+
+@families
+def test_report_114048_side_stream(family: str, force_kernel: Force) -> None:
+    """Inputs are produced late on a side stream; a launch on another stream would read them too early."""
+    force_kernel(family)
+    tensors = CASE.make("cuda")
+    expected = CASE.call(tensors)
+    late = Tensors(*(None if t is None else torch.zeros_like(t) for t in vars(tensors).values()))  # type: ignore[arg-type]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        for target, source in zip(late.present(), tensors.present(), strict=True):
+            target.copy_(source)
+        out = CASE.call(late)
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_does_not_synchronise() -> None:
+    tensors = CASE.make("cuda")
+    CASE.call(tensors)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        CASE.call(tensors)
+        torch.cuda._sleep(200_000_000)
+        marker = torch.cuda.Event()
+        marker.record()
+        CASE.call(tensors)
+        assert not marker.query(), "the call waited for the stream"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@families
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_cuda_graph_replays_with_changed_contents(
+    dtype: torch.dtype, family: str, force_kernel: Force
+) -> None:
+    force_kernel(family)
+    case = replace(CASE, dtype=dtype)
+    static = case.make("cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            case.call(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = case.call(static)
+    for seed in (1, 2, 3):
+        fresh = case.make("cuda", seed=seed)
+        for target, source in zip(static.present(), fresh.present(), strict=True):
+            target.copy_(source)  # weights too
+        graph.replay()
+        assert_accurate(case, fresh, out)
+
+
+def test_compile_reduce_overhead_sees_updates() -> None:
+    torch._dynamo.reset()
+    module = FusedConvTranspose3d(32, 64, 3, 2, 1, 1, activation="x_hardswish", precision="ieee").cuda()
+    compiled = torch.compile(module, mode="reduce-overhead", fullgraph=True)
+    with torch.no_grad():
+        for seed in range(4):
+            case = replace(CASE, bias=True)
+            fresh = case.make("cuda", seed=seed)
+            assert fresh.bias is not None and module.bias is not None
+            module.weight.copy_(fresh.weight)
+            module.bias.copy_(fresh.bias)
+            torch.compiler.cudagraph_mark_step_begin()
+            out = compiled(fresh.input, fresh.add).clone()
+            assert_accurate(case, fresh, out)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_compiled_training_step(backend: str, channels_last: bool) -> None:
+    torch._dynamo.reset()
+    case = replace(CASE, input_channels_last=channels_last)
+    results = []
+    for compiled in (False, True):
+        leaves = [t.requires_grad_() for t in case.make("cuda").present()]
+
+        def step(x: Tensor, w: Tensor, b: Tensor, add: Tensor) -> Tensor:
+            return conv_transpose3d(x, w, b, 2, 1, 1, add=add, activation="x_hardswish", precision="ieee")
+
+        function = torch.compile(step, backend=backend, fullgraph=True) if compiled else step
+        out = function(*leaves)
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+        results.append((out, *grads))
+    for plain, fast in zip(*results, strict=True):
+        torch.testing.assert_close(plain, fast, rtol=1e-4, atol=1e-4)
+        assert plain.stride() == fast.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_gradients_against_float64(order: str, dtype: torch.dtype) -> None:
+    case = replace(CASE, dtype=dtype, add_order=order, batch=2)
+    tensors = case.make("cuda").present()
+    grad = torch.randn(case.output_shape(), device="cuda").to(dtype)
+    ours = [t.clone().requires_grad_() for t in tensors]
+    exact = [t.double().requires_grad_() for t in tensors]
+    for leaves in (ours, exact):
+        x, w, b, add = leaves
+        out = conv_transpose3d(
+            x, w, b, 2, 1, 1, add=add, activation="x_hardswish", precision="ieee", add_order=order
+        )
+        out.backward(grad.to(out.dtype))
+    for mine, true in zip(ours, exact, strict=True):
+        assert mine.grad is not None and true.grad is not None
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        assert (mine.grad - true.grad).abs().max() <= tolerance * true.grad.abs().max()
+
+
+def test_gradgradcheck_double() -> None:
+    x = torch.randn(1, 2, 2, 1, 2, dtype=torch.float64, device="cuda", requires_grad=True)
+    w = torch.randn(2, 2, 3, 2, 3, dtype=torch.float64, device="cuda", requires_grad=True)
+    call = lambda x, w: conv_transpose3d(x, w, None, 2, 1, 1, activation="silu")  # noqa: E731
+    assert torch.autograd.gradcheck(call, (x, w), nondet_tol=1e-10)
+    assert torch.autograd.gradgradcheck(call, (x, w), fast_mode=True, nondet_tol=1e-10)
+
+
+def test_opcheck_on_cuda() -> None:
+    t = replace(CASE, size=(3, 3, 3), cin=8, cout=8).make("cuda")
+    for tensor in t.present():
+        tensor.requires_grad_()
+    torch.library.opcheck(
+        torch.ops.convt3d.conv_transpose3d.default,
+        (
+            t.input,
+            t.weight,
+            t.bias,
+            [2] * 3,
+            [1] * 3,
+            [1] * 3,
+            1,
+            [1] * 3,
+            t.add,
+            "before",
+            "silu",
+            0.01,
+            "ieee",
+        ),
+        atol=1e-3,
+        rtol=1e-3,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_report_137033_autocast(dtype: torch.dtype) -> None:
+    case = replace(CASE, precision=None)
+    tensors = case.make("cuda")
+    with torch.autocast("cuda", dtype=dtype):
+        out = case.call(tensors)
+        theirs = F.conv_transpose3d(tensors.input, tensors.weight, tensors.bias, **case.conv_arguments())
+    assert out.dtype == theirs.dtype == dtype
+    cast = Tensors(*(None if t is None else t.to(dtype) for t in vars(tensors).values()))  # type: ignore[arg-type]
+    narrow = replace(case, dtype=dtype)
+    assert torch.equal(out, narrow.call(cast))
+    assert_accurate(narrow, cast, out)
+
+
+def test_report_54077_device_guard() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    tensors = CASE.make("cuda:1")
+    assert torch.cuda.current_device() == 0
+    out = CASE.call(tensors)
+    assert out.device == torch.device("cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert_accurate(CASE, tensors, out)
+    with pytest.raises(RuntimeError, match="on one device"):
+        CASE.call(replace(tensors, weight=tensors.weight.to("cuda:0")))
+
+
+def test_both_ways_into_the_operator_agree() -> None:
+    """The short way (no gradient) and the registered operator give the same bits."""
+    tensors = CASE.make("cuda")
+    short = CASE.call(tensors)
+    tensors.weight.requires_grad_()
+    long = CASE.call(tensors)
+    assert long.requires_grad and torch.equal(long, short)
+
+
+def test_empty_batch_and_zero_size() -> None:
+    x, w = torch.randn(0, 4, 3, 3, 3, device="cuda"), torch.randn(4, 6, 3, 3, 3, device="cuda")
+    assert conv_transpose3d(x, w, stride=2).shape == (0, 6, 7, 7, 7)
+    x, w = torch.randn(2, 4, 1, 3, 3, device="cuda"), torch.randn(4, 6, 2, 3, 3, device="cuda")
+    assert conv_transpose3d(x, w, padding=(1, 0, 0)).shape == (2, 6, 0, 5, 5)
+
+
+def test_unbatched() -> None:
+    tensors = CASE.make("cuda")
+    assert tensors.add is not None
+    whole = CASE.call(tensors)
+    one = conv_transpose3d(
+        tensors.input[0],
+        tensors.weight,
+        tensors.bias,
+        2,
+        1,
+        1,
+        add=tensors.add[0],
+        activation="x_hardswish",
+        precision="ieee",
+    )
+    torch.testing.assert_close(one, whole[0], rtol=1e-5, atol=1e-5)
+
+
+def test_memory_of_a_call() -> None:
+    """The output and one workspace, and nothing that grows."""
+    tensors = CASE.make("cuda")
+    workspace = CASE.explain(tensors).workspace_bytes
+    with torch.no_grad():
+        out = CASE.call(tensors)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(1000):
+            out = CASE.call(tensors)
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+    if CASE.explain(tensors).path in ("sm80", "sm90"):
+        slack = 2**21  # the allocator rounds up
+        assert torch.cuda.max_memory_allocated() - before <= out.nbytes + workspace + slack
+
+
+def test_threads() -> None:
+    cases = [replace(CASE, dtype=dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16) * 2]
+    tensors = [case.make("cuda", seed=i) for i, case in enumerate(cases)]
+    expected = [case.call(t) for case, t in zip(cases, tensors, strict=True)]
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                if not torch.equal(cases[index].call(tensors[index]), expected[index]):
+                    wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_out_of_memory_leaves_everything_usable() -> None:
+    x = torch.zeros(1, 1, 64, 64, 64, device="cuda")
+    w = torch.zeros(1, 1, 1, 1, 1, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        conv_transpose3d(x, w, stride=2000)
+    tensors = CASE.make("cuda")
+    assert_accurate(CASE, tensors, CASE.call(tensors))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels_last", [False, True], ids=["nchw", "nhwc"])
+def test_report_22496_more_than_2_to_31_elements(channels_last: bool) -> None:
+    """2^31 + outputs: the ends are compared with the same samples alone."""
+    batch, case = 1025, replace(CASE, add="one", dtype=torch.float16)  # 64 channels of 32^3: 2^21 a sample
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of GPU memory")
+    small = replace(case, batch=3, size=(16, 16, 16), input_channels_last=channels_last)
+    t = small.make("cuda")
+    x = torch.zeros((batch, 32, 16, 16, 16), dtype=torch.float16, device="cuda")
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last_3d)
+    places = (0, 512, batch - 1)
+    for place, sample in zip(places, t.input, strict=True):
+        x[place] = sample
+    torch.cuda.empty_cache()
+    out = conv_transpose3d(
+        x, t.weight, t.bias, 2, 1, 1, add=t.add, activation="x_hardswish", precision="ieee"
+    )
+    assert out.numel() > 2**31
+    assert_accurate(small, t, torch.stack([out[place] for place in places]))
+    silent = replace(t, input=torch.zeros_like(t.input))
+    assert_accurate(small, silent, torch.stack([out[place] for place in (1, 511, batch - 2)]))
+
+
+def test_kernelbench_38_no_stale_results() -> None:
+    """Two calls with changed inputs or weights, in place and otherwise, in reused memory."""
+    model = ModelNew(32, 64, 3, 2, 1, 1, (64, 1, 1, 1, 1)).cuda()
+    x, add = torch.randn(2, 32, 8, 8, 8, device="cuda"), torch.randn(2, 64, 16, 16, 16, device="cuda")
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+
+    def check() -> None:
+        conv = model.conv_transpose
+        assert conv.bias is not None
+        case = replace(CASE, batch=2, precision=None)
+        with torch.no_grad():
+            tensors = Tensors(x, conv.weight.detach(), conv.bias.detach(), add)
+            assert_accurate(case, tensors, model(x, add))
+
+    check()
+    x.normal_()
+    check()
+    add.uniform_()
+    check()
+    model.conv_transpose.weight.data.normal_(std=0.1)
+    check()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x, add).square().mean().backward()
+    optimiser.step()
+    check()
+    model.load_state_dict(ModelNew(32, 64, 3, 2, 1, 1, (64, 1, 1, 1, 1)).state_dict())
+    check()
+    for _ in range(3):
+        x = torch.randn_like(x)  # memory comes back from the allocator's pool
+        check()
+
+
+def test_functorch_and_forward_mode_on_cuda() -> None:
+    import torch.autograd.forward_ad as forward_ad
+
+    x = torch.randn(2, 3, 2, 2, 2, device="cuda", dtype=torch.float64)
+    w = torch.randn(3, 2, 2, 2, 2, device="cuda", dtype=torch.float64)
+
+    def ours(x: Tensor) -> Tensor:
+        return conv_transpose3d(x, w, stride=2, activation="tanh")
+
+    def theirs(x: Tensor) -> Tensor:
+        return F.conv_transpose3d(x, w, stride=2).tanh()
+
+    torch.testing.assert_close(torch.func.jvp(ours, (x,), (x,))[1], torch.func.jvp(theirs, (x,), (x,))[1])
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(ours(forward_ad.make_dual(x, x))).tangent
+        expected = forward_ad.unpack_dual(theirs(forward_ad.make_dual(x, x))).tangent
+    assert tangent is not None
+    torch.testing.assert_close(tangent, expected)
+    torch.testing.assert_close(torch.func.vmap(ours)(x), theirs(x))
