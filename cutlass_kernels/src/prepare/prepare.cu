@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "prepare.hpp"
+
+#include <algorithm>
+
+#include "convt3d/numerics.hpp"
+
+namespace convt3d::prepare {
+namespace {
+
+constexpr int kTile = 32;      // voxels and channels per block
+constexpr int kRowsPerStep = 8;
+constexpr int kThreads = kTile * kRowsPerStep;
+constexpr int kPacketsPerThread = 4;
+
+// Four neighbouring channels.
+template <class T>
+struct alignas(4 * sizeof(T)) Packet {
+  T v[4];
+};
+
+struct Keep {
+  template <class T>
+  __device__ T operator()(T value) const {
+    return value;
+  }
+};
+
+struct RoundTf32 {
+  __device__ uint32_t operator()(uint32_t bits) const { return round_bits_to_tf32(bits); }
+};
+
+// Elements are moved as unsigned integers of their size: nothing but the rounding looks at their value.
+template <class T, class Convert>
+__device__ void prepare_filter(Params const& p, int64_t first, int64_t step) {
+  auto const* weight = static_cast<T const*>(p.weight);
+  auto* filter = static_cast<T*>(p.filter);
+  int index = 0;
+  for (int64_t i = first; i < p.filter_size; i += step) {
+    while (index + 1 < p.class_count && i >= p.classes[index + 1].begin) ++index;
+    FilterClass const& c = p.classes[index];
+    int64_t rest = i - c.begin;
+    int const channel = int(rest % p.c_channels_padded);
+    rest /= p.c_channels_padded;
+    int64_t offset = 0;
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+      int const tap = c.first_tap[axis] + int(rest % c.taps[axis]) * c.tap_step[axis];
+      rest /= c.taps[axis];
+      offset += tap * p.weight_stride[2 + axis];
+    }
+    T value = 0;
+    if (rest < p.k_channels && channel < p.c_channels) {
+      value = weight[offset + rest * p.weight_stride[0] + channel * p.weight_stride[1]];
+    }
+    filter[i] = Convert{}(value);
+  }
+}
+
+struct Voxels {
+  int64_t per_sample;
+  int64_t tiles;  // of 32, per sample
+  int channel_tiles;
+};
+
+__host__ __device__ inline Voxels count_voxels(Params const& p) {
+  int64_t const voxels = p.x_size[2] * p.x_size[3] * p.x_size[4];
+  return {voxels, (voxels + kTile - 1) / kTile, (p.x_channels_padded + kTile - 1) / kTile};
+}
+
+// Address of one voxel of a sample. 32-bit divisions wherever the sizes allow, and none where (D, H, W) are one run.
+__device__ inline int64_t voxel_offset(Params const& p, int64_t voxel) {
+  if (p.x_flat_stride >= 0) return voxel * p.x_flat_stride;
+  unsigned const width = unsigned(p.x_size[4]), height = unsigned(p.x_size[3]);  // the caller bounds them
+  unsigned const w = unsigned(voxel) % width, dh = unsigned(voxel) / width;
+  return w * p.x_stride[4] + (dh % height) * p.x_stride[3] + (dh / height) * p.x_stride[2];
+}
+
+// One tile of 32 voxels by 32 channels of one sample, turned in shared memory so that both the read and the write
+// are runs. A thread writes four neighbouring channels at once; 8 threads hold a voxel's 32.
+template <class T, class Convert>
+__device__ void turn_x(Params const& p, int64_t tile) {
+  __shared__ T turned[kTile][kTile + 1];
+  Voxels const count = count_voxels(p);
+  int const channel_begin = int(tile % count.channel_tiles) * kTile;
+  int64_t const voxel_begin = tile / count.channel_tiles % count.tiles * kTile;
+  int64_t const n = tile / count.channel_tiles / count.tiles;
+  int const lane = threadIdx.x % kTile;
+  int const group = threadIdx.x / kTile;
+  auto const* x = static_cast<T const*>(p.x_in) + n * p.x_stride[0];
+  auto* out = static_cast<T*>(p.x_out) + n * count.per_sample * p.x_channels_padded;
+
+  int64_t const voxel_in = voxel_begin + lane;
+  int64_t const base = voxel_in < count.per_sample ? voxel_offset(p, voxel_in) : 0;
+  T value[kTile / kRowsPerStep];
+#pragma unroll
+  for (int i = 0; i < kTile / kRowsPerStep; ++i) {
+    int const channel = channel_begin + group + i * kRowsPerStep;
+    bool const inside = voxel_in < count.per_sample && channel < p.x_size[1];
+    value[i] = inside ? x[base + channel * p.x_stride[1]] : T(0);
+  }
+#pragma unroll
+  for (int i = 0; i < kTile / kRowsPerStep; ++i) turned[group + i * kRowsPerStep][lane] = Convert{}(value[i]);
+  __syncthreads();
+
+  // kTile * kTile / 4 == kThreads: one packet of four each. The padded channel count is a multiple of 4.
+  int const voxel = threadIdx.x / (kTile / 4);
+  int const channel = threadIdx.x % (kTile / 4) * 4;
+  if (voxel_begin + voxel >= count.per_sample || channel_begin + channel >= p.x_channels_padded) return;
+  Packet<T> packet;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) packet.v[e] = turned[channel + e][voxel];
+  *reinterpret_cast<Packet<T>*>(out + (voxel_begin + voxel) * p.x_channels_padded + channel_begin + channel) = packet;
+}
+
+// x in channels-last order already: rounded, and padded where the channels ask for it.
+template <class T, class Convert>
+__device__ void copy_x(Params const& p, int64_t block) {
+  Voxels const count = count_voxels(p);
+  int const packets = p.x_channels_padded / 4;
+  int64_t const total = p.x_size[0] * count.per_sample * packets;
+#pragma unroll
+  for (int i = 0; i < kPacketsPerThread; ++i) {
+    int64_t const index = (block * kPacketsPerThread + i) * kThreads + threadIdx.x;
+    if (index >= total) return;
+    Packet<T> packet{};
+    auto* const out = reinterpret_cast<Packet<T>*>(p.x_out) + index;
+    if (p.x_dense) {
+      packet = static_cast<Packet<T> const*>(p.x_in)[index];
+    } else {
+      int64_t const row = index / packets;
+      int const channel = int(index - row * packets) * 4;
+      int64_t const n = row / count.per_sample;
+      auto const* x = static_cast<T const*>(p.x_in) + n * p.x_stride[0] +
+                      voxel_offset(p, row - n * count.per_sample) + channel;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) packet.v[e] = channel + e < p.x_size[1] ? x[e] : T(0);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) packet.v[e] = Convert{}(packet.v[e]);
+    *out = packet;
+  }
+}
+
+// The first blocks take the filter, one block per tile of x follows.
+template <class T, class Convert>
+__global__ void __launch_bounds__(kThreads) prepare_kernel(__grid_constant__ Params const p, int filter_blocks) {
+  if (int(blockIdx.x) < filter_blocks) {
+    prepare_filter<T, Convert>(p, int64_t(blockIdx.x) * kThreads + threadIdx.x, int64_t(filter_blocks) * kThreads);
+  } else if (p.x_stride[1] == 1) {
+    copy_x<T, Convert>(p, int64_t(blockIdx.x) - filter_blocks);
+  } else {
+    turn_x<T, Convert>(p, int64_t(blockIdx.x) - filter_blocks);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch(Params const& p, int element_size, bool round_tf32, cudaStream_t stream) {
+  int64_t const filter_blocks = std::min<int64_t>((p.filter_size + kThreads - 1) / kThreads, 1024);
+  int64_t x_blocks = 0;
+  if (p.x_out) {
+    Voxels const count = count_voxels(p);
+    int64_t const per_block = int64_t(kThreads) * kPacketsPerThread;
+    x_blocks = p.x_stride[1] == 1
+                   ? (p.x_size[0] * count.per_sample * (p.x_channels_padded / 4) + per_block - 1) / per_block
+                   : p.x_size[0] * count.tiles * count.channel_tiles;
+  }
+  int64_t const blocks = filter_blocks + x_blocks;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  dim3 const grid(static_cast<unsigned>(blocks));
+  int const fb = static_cast<int>(filter_blocks);
+  if (element_size == 2) {
+    prepare_kernel<uint16_t, Keep><<<grid, kThreads, 0, stream>>>(p, fb);
+  } else if (round_tf32) {
+    prepare_kernel<uint32_t, RoundTf32><<<grid, kThreads, 0, stream>>>(p, fb);
+  } else {
+    prepare_kernel<uint32_t, Keep><<<grid, kThreads, 0, stream>>>(p, fb);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace convt3d::prepare

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tile configurations of the sm80 family, one line each. GEMM M = voxels of a class, N = output channels,
+// K = taps * input channels.
+#pragma once
+
+#include "sm80/call.hpp"
+#include "cutlass/arch/mma.h"
+#include "cutlass/bfloat16.h"
+#include "cutlass/gemm/gemm.h"
+#include "cutlass/half.h"
+#include "cutlass/tfloat32.h"
+
+namespace convt3d::sm80 {
+
+// Operand: what the tensor cores read. Element: x, y, add and bias as the caller holds them. kMinBlocks: thread blocks
+// per multiprocessor that the register budget must allow.
+template <class Operand_, class Element_, class Math_, class Tile_, class WarpTile_, class Instruction_, int kStages_,
+          int kMinBlocks_>
+struct Config {
+  using Operand = Operand_;
+  using Element = Element_;
+  using Math = Math_;
+  using Tile = Tile_;
+  using WarpTile = WarpTile_;
+  using Instruction = Instruction_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kMinBlocks = kMinBlocks_;
+};
+
+template <int M, int N, int K>
+using Shape = cutlass::gemm::GemmShape<M, N, K>;
+using Multiply = cutlass::arch::OpMultiplyAdd;
+using Multiply3xTf32 = cutlass::arch::OpMultiplyAddFastF32;
+
+// Measured on an H200, reference workload; docs/performance-log.md has the alternatives. 128 threads, and as much tile as
+// leaves three blocks per multiprocessor without spills: the kernel is bound by instruction issue, so rows are set up
+// and filters fetched for large tiles, and by latency, so a second and third block must be there. 3xTF32 keeps two parts
+// of every fragment and affords only half the rows.
+// clang-format off
+using Tf32N64 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 64, 16>, Shape<64, 32, 16>, Shape<16, 8, 8>, 3, 3>;
+using Tf32N32 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 4>;
+using IeeeN64 = Config<float, float, Multiply3xTf32, Shape<64, 64, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3>;
+using IeeeN32 = Config<float, float, Multiply3xTf32, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3>;
+template <class Half> using HalfN64 = Config<Half, Half, Multiply, Shape<128, 64, 32>, Shape<32, 64, 32>, Shape<16, 8, 16>, 3, 3>;
+template <class Half> using HalfN32 = Config<Half, Half, Multiply, Shape<128, 32, 32>, Shape<32, 32, 32>, Shape<16, 8, 16>, 3, 4>;
+// clang-format on
+
+}  // namespace convt3d::sm80

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a tile configuration to a launch: names CUTLASS's DefaultConv3dDgrad mainloop for the configuration, puts our
+// epilogues behind it, and fills the kernel's parameters from a Call. Each instances/*.cu file compiles one type.
+#pragma once
+
+#include <algorithm>
+
+#include "sm80/call.hpp"
+#include "cutlass/conv/kernel/default_conv3d_dgrad.h"
+#include "cutlass/epilogue/thread/linear_combination.h"
+#include "sm80/kernel.hpp"
+#include "sm80/x_iterator.hpp"
+
+namespace convt3d::sm80 {
+
+template <class Config, bool kChannelsLast>
+struct Instance {
+  using Operand = typename Config::Operand;
+  using Element = typename Config::Element;
+  using Layout = cutlass::layout::TensorNDHWC;
+  static constexpr int kAccess = kAccessBytes / int(sizeof(Element));
+  using Default = cutlass::conv::kernel::DefaultConv3dDgrad<
+      Operand, Layout, Operand, Layout, Element, Layout, float, cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
+      typename Config::Tile, typename Config::WarpTile, typename Config::Instruction,
+      cutlass::epilogue::thread::LinearCombination<Element, kAccess, float, float>,
+      cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>, Config::kStages, typename Config::Math,
+      cutlass::conv::IteratorAlgorithm::kOptimized, cutlass::conv::StrideSupport::kUnity>;
+  using IteratorX = RowTableIterator<cutlass::MatrixShape<Config::Tile::kM, Config::Tile::kK>, Operand,
+                                     typename Default::ThreadMapA>;
+  using Mma = cutlass::conv::threadblock::ImplicitGemmMultistage<
+      typename Config::Tile, IteratorX, typename Default::SmemIteratorA, cutlass::arch::CacheOperation::Always,
+      typename Default::IteratorB, typename Default::SmemIteratorB, cutlass::arch::CacheOperation::Global,
+      typename Default::MmaPolicy, Config::kStages>;
+  using ThreadMap = typename Default::Epilogue::OutputTileIterator::ThreadMap;
+  using Visitor = NdhwcVisitor<Mma, Element, ThreadMap>;
+  // One epilogue stage, steps not unrolled: eleven activations times eight steps would be a megabyte of code.
+  using VisitorEpilogue =
+      cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Default::Epilogue, Visitor, 1, false>;
+  using Kernel = DgradKernel<Mma, VisitorEpilogue, Element, kChannelsLast>;
+
+  static Lattice lattice(ResidueClass const& rc, int64_t const* stride) {
+    Lattice lattice{0, {stride[0], 0, 0, 0}};
+    for (int axis = 0; axis < 3; ++axis) {
+      lattice.base += rc.dim[axis].origin * stride[2 + axis];
+      lattice.stride[1 + axis] = rc.dim[axis].stride * stride[2 + axis];
+    }
+    return lattice;
+  }
+
+  static ClassParams<Mma> class_params(Call const& call, ResidueClass const& rc, int samples, Operand const* filter) {
+    Problem const& p = *call.problem;
+    auto const& [d, h, w] = rc.dim;
+    auto const as_int = [](int64_t value) { return static_cast<int>(value); };
+    cutlass::conv::Conv3dProblemSize const size(
+        samples, as_int(d.count), as_int(h.count), as_int(w.count), as_int(call.c_channels), as_int(call.k_channels),
+        as_int(d.taps), as_int(h.taps), as_int(w.taps), as_int(p.in_size[0]), as_int(p.in_size[1]),
+        as_int(p.in_size[2]), as_int(d.base), as_int(h.base), as_int(w.base), 1, 1, 1, as_int(d.input_step),
+        as_int(h.input_step), as_int(w.input_step), cutlass::conv::Mode::kCrossCorrelation);
+    Layout const x_layout({as_int(call.x_stride[3]), as_int(call.x_stride[2]), as_int(call.x_stride[1]),
+                           as_int(call.x_stride[0])});
+    Layout const filter_layout = Layout::packed({size.K, size.T, size.R, size.S, size.C});
+    int64_t const k_tiles = (call.k_channels + Mma::Shape::kK - 1) / Mma::Shape::kK;
+
+    ClassParams<Mma> params;
+    params.size = size;
+    params.iterator_x = Mma::IteratorA::getParams(size, x_layout);
+    params.iterator_filter = typename Mma::IteratorB::Params(size, filter_layout);
+    params.filter = filter;
+    params.rows = as_int(samples * rc.outputs());
+    params.k_iterations = as_int(rc.taps() * k_tiles);
+    params.y = lattice(rc, p.y_stride);
+    params.add = lattice(rc, effective_add_stride(p).v);
+    return params;
+  }
+
+  static cudaError_t launch(Call const& call, cudaStream_t stream) {
+    auto* const kernel = &dgrad_kernel<Kernel, Config::kMinBlocks>;
+    int const shared_bytes = int(sizeof(typename Kernel::SharedStorage));
+    // Set on every launch: it is per device and cheap, and remembering it would be state.
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (error != cudaSuccess) return error;
+
+    Problem const& p = *call.problem;
+    Size5 const add_stride = effective_add_stride(p);
+    Size5 const y_sizes = y_shape(p);
+    int64_t const classes = residue_class_count(p.stride);
+    int64_t const chunk = samples_per_launch(p, call.x_stride[0]);
+    for (int64_t first = 0; first < p.batch; first += chunk) {
+      int const samples = static_cast<int>(std::min(chunk, p.batch - first));
+      KernelParams<Mma> params;
+      params.column_tiles = static_cast<int>((p.out_channels + Mma::Shape::kN - 1) / Mma::Shape::kN);
+      params.x = static_cast<Operand const*>(call.x) + first * call.x_stride[0];
+      params.tail.bias = call.bias;
+      params.tail.add = call.add ? static_cast<Element const*>(call.add) + first * add_stride[0] : nullptr;
+      params.tail.y = static_cast<Element*>(call.y) + first * p.y_stride[0];
+      params.tail.bias_stride = p.bias_stride;
+      params.tail.add_channel_stride = add_stride[1];
+      params.tail.y_channel_stride = p.y_stride[1];
+      params.tail.channels = static_cast<int>(p.out_channels);
+      params.tail.activation = p.activation;
+      params.tail.negative_slope = p.negative_slope;
+      params.tail.add_after = p.add_order == CONVT3D_ADD_AFTER;
+      params.tail.vector_add = access_bytes(y_sizes, add_stride.v, 1, p.add_alignment, sizeof(Element)) ==
+                                   kAccessBytes &&
+                               add_stride[1] == 1;
+      params.tail.vector_y =
+          access_bytes(y_sizes, p.y_stride, 1, p.y_alignment, sizeof(Element)) == kAccessBytes && p.y_stride[1] == 1;
+
+      int64_t filter_begin = 0;
+      int64_t next = 0;
+      while (next < classes) {
+        params.class_count = 0;
+        int64_t row_tiles = 0;
+        for (; next < classes && params.class_count < kMaxClassesPerLaunch; ++next) {
+          ResidueClass const rc = residue_class(p, next);
+          auto const* filter = static_cast<Operand const*>(call.filter) + filter_begin;
+          filter_begin += rc.taps() * call.k_channels * call.c_channels;
+          if (rc.is_empty()) continue;
+          ClassParams<Mma>& cls = params.classes[params.class_count++];
+          cls = class_params(call, rc, samples, filter);
+          row_tiles = std::max<int64_t>(row_tiles, (int64_t(cls.rows) + Mma::Shape::kM - 1) / Mma::Shape::kM);
+        }
+        if (params.class_count == 0) continue;
+        int64_t const blocks = row_tiles * params.column_tiles * params.class_count;
+        if (blocks > kMaxInt) return cudaErrorInvalidConfiguration;
+        kernel<<<static_cast<unsigned>(blocks), Kernel::kThreads, shared_bytes, stream>>>(params);
+        error = cudaGetLastError();
+        if (error != cudaSuccess) return error;
+      }
+    }
+    return cudaSuccess;
+  }
+};
+
+template <class Config>
+LaunchFn launch_for(bool channels_last) {
+  return channels_last ? &Instance<Config, true>::launch : &Instance<Config, false>::launch;
+}
+
+}  // namespace convt3d::sm80

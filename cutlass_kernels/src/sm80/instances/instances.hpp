@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The compiled sm80 kernels: one source file each, named by operand type and GEMM N tile. Each function returns the
+// launch for y with channels contiguous (true) or for any other layout (false).
+#pragma once
+
+#include "sm80/call.hpp"
+
+namespace convt3d::sm80 {
+
+LaunchFn tf32_n64(bool channels_last);
+LaunchFn tf32_n32(bool channels_last);
+LaunchFn ieee_n64(bool channels_last);
+LaunchFn ieee_n32(bool channels_last);
+LaunchFn f16_n64(bool channels_last);
+LaunchFn f16_n32(bool channels_last);
+LaunchFn bf16_n64(bool channels_last);
+LaunchFn bf16_n32(bool channels_last);
+
+}  // namespace convt3d::sm80

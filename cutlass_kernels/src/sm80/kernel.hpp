@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sm80 kernel: CUTLASS 2.x implicit-GEMM dgrad mainloop (unit stride, optimized iterators) over one residue class
+// per thread block, and one of two epilogues.
+//
+// Grid: class fastest, then GEMM N tiles, then GEMM M tiles. Neighbouring thread blocks then read the same x (all
+// classes do) and write interleaved voxels of the same region of y, so both meet in L2; and blocks with one tap run
+// beside blocks with eight, so that some stream add and y while others compute.
+#pragma once
+
+#include "cutlass/arch/cache_operation.h"
+#include "cutlass/conv/convolution.h"
+#include "sm80/epilogue_ncdhw.hpp"
+#include "sm80/tail.hpp"
+#include "sm80/visitor_ndhwc.hpp"
+
+namespace convt3d::sm80 {
+
+// Asks L2 for the 128-byte line at `address`. The line is wanted by the epilogue, a mainloop later.
+CUTLASS_DEVICE void prefetch_to_l2(void const* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+template <class Mma_, class VisitorEpilogue_, class Element_, bool kChannelsLast>
+struct DgradKernel {
+  using Mma = Mma_;
+  using Element = Element_;
+  using Params = KernelParams<Mma>;
+  using VisitorEpilogue = VisitorEpilogue_;  // EpilogueWithVisitorCallbacks<.., NdhwcVisitor>
+  using Shape = typename Mma::Shape;
+  using PlaneEpilogue = NcdhwEpilogue<Mma, Element>;
+  static constexpr int kThreads = 32 * Mma::WarpCount::kCount;
+
+  struct SharedStorage {
+    union {
+      typename Mma::SharedStorage mainloop;
+      typename VisitorEpilogue::SharedStorage visitor;
+      typename PlaneEpilogue::SharedStorage plane;
+    };
+    Row rows[Shape::kM];
+  };
+
+  CUTLASS_DEVICE static void run(Params const& params, SharedStorage& storage) {
+    int const class_idx = blockIdx.x % params.class_count;
+    int const tile_idx = blockIdx.x / params.class_count;
+    int const column_begin = tile_idx % params.column_tiles * Shape::kN;
+    int const row_begin = tile_idx / params.column_tiles * Shape::kM;
+    ClassParams<Mma> const& cls = params.classes[class_idx];
+    if (row_begin >= cls.rows) return;
+
+    int const thread_idx = threadIdx.x;
+    int const warp_idx = cutlass::canonical_warp_idx_sync();
+    int const lane_idx = thread_idx % 32;
+    TailParams const& tail = params.tail;
+
+    for (int row = thread_idx; row < Shape::kM; row += kThreads) {
+      Row const at = decode_row(cls, row_begin + row);
+      storage.rows[row] = at;
+      if constexpr (kChannelsLast) {
+        if (tail.vector_add && at.inside) {
+          auto const* line = static_cast<Element const*>(tail.add) + at.add + column_begin;
+          CUTLASS_PRAGMA_UNROLL
+          for (int c = 0; c < Shape::kN; c += 128 / int(sizeof(Element))) {
+            if (column_begin + c < tail.channels) prefetch_to_l2(line + c);
+          }
+        }
+      }
+    }
+
+    __syncthreads();
+
+    typename Mma::FragmentC accumulators;
+    accumulators.clear();
+    if (cls.k_iterations > 0) {
+      typename Mma::IteratorA iterator_x(cls.iterator_x, cls.size, params.x, storage.rows, thread_idx);
+      typename Mma::IteratorB iterator_filter(cls.iterator_filter, cls.size, cls.filter, thread_idx,
+                                              {0, column_begin});
+      Mma mma(storage.mainloop, thread_idx, warp_idx, lane_idx);
+      mma(cls.k_iterations, accumulators, iterator_x, iterator_filter, accumulators);
+    }
+
+    TileContext<Mma> const tile{&cls, params.x, &tail, storage.rows, row_begin, column_begin};
+    if constexpr (kChannelsLast) {
+      typename VisitorEpilogue::Params const visitor_params{};
+      VisitorEpilogue epilogue(visitor_params, storage.visitor, thread_idx, warp_idx, lane_idx);
+      epilogue(accumulators, {0, 0, 0}, tile, thread_idx);
+    } else {
+      PlaneEpilogue::run(storage.plane, accumulators, tile, thread_idx, warp_idx, lane_idx);
+    }
+  }
+};
+
+template <class Kernel, int kMinBlocks>
+__global__ void __launch_bounds__(Kernel::kThreads, kMinBlocks)
+    dgrad_kernel(__grid_constant__ typename Kernel::Params const params) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Kernel::run(params, *reinterpret_cast<typename Kernel::SharedStorage*>(shared));
+}
+
+}  // namespace convt3d::sm80

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sm80/select.hpp"
+
+#include "sm80/instances/instances.hpp"
+
+namespace convt3d::sm80 {
+
+LaunchFn select_kernel(Problem const& p) {
+  // Lanes run along channels where these are neighbours, along voxels elsewhere. One channel alone has no run.
+  bool const channels_last = p.y_stride[1] == 1 && p.out_channels > 1;
+  // A 64-wide tile wastes half its products on up to 32 channels.
+  bool const narrow = p.out_channels <= 32;
+  if (p.dtype == CONVT3D_F16) return narrow ? f16_n32(channels_last) : f16_n64(channels_last);
+  if (p.dtype == CONVT3D_BF16) return narrow ? bf16_n32(channels_last) : bf16_n64(channels_last);
+  if (uses_tf32(p)) return narrow ? tf32_n32(channels_last) : tf32_n64(channels_last);
+  return narrow ? ieee_n32(channels_last) : ieee_n64(channels_last);
+}
+
+}  // namespace convt3d::sm80

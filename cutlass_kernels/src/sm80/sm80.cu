@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sm80 family behind the library's Family interface: what it supports, its workspace, and a run: pre-pass, then
+// the kernel that select.hpp chose.
+#include "family.hpp"
+#include "sm80/operands.hpp"
+#include "sm80/select.hpp"
+
+namespace convt3d::sm80 {
+namespace {
+
+Status supported(Problem const& p, convt3d_device const& device, Message& message) {
+  auto const no = [&](char const* what, int64_t value, char const* limit) {
+    return message.fail(CONVT3D_NOT_SUPPORTED, "sm80: %s is %lld, the kernel takes %s", what,
+                        static_cast<long long>(value), limit);
+  };
+  if (device.compute_capability < 80) return no("compute capability", device.compute_capability, "80 and above");
+  if (p.groups != 1) return no("groups", p.groups, "1");
+  for (int64_t s : p.stride) {
+    if (s > kMaxClasses) return no("stride", s, "a product of at most 64");
+  }
+  int64_t const classes = residue_class_count(p.stride);
+  if (classes > kMaxClasses) return no("the product of the strides", classes, "at most 64");
+
+  int const bytes = element_bytes(p);
+  for (int64_t channels : {p.in_channels, p.out_channels}) {
+    if (channels > kMaxChannels) return no("a channel count", channels, "at most 2^20");
+  }
+  int64_t const k_channels = padded_channels(p.in_channels, bytes);
+  int64_t const c_channels = padded_channels(p.out_channels, bytes);
+  for (int axis = 0; axis < 3; ++axis) {
+    // Bounds that keep every coordinate of the iterators, and the products below, well inside 32 and 64 bits.
+    for (int64_t v : {p.in_size[axis], output_size(p, axis), p.padding[axis], p.dilation[axis]}) {
+      if (v > kMaxExtent) return no("a size, padding or dilation", v, "at most 2^20");
+    }
+    if (p.kernel[axis] > kMaxTapsPerDim) return no("a kernel size", p.kernel[axis], "at most 32");
+  }
+  int64_t const filter_elements = k_channels * c_channels * tap_count(p);
+  if (filter_elements > kMaxInt) return no("the padded weight's element count", filter_elements, "less than 2^31");
+  int64_t const x_sample = prepared_x_sample_stride(p);
+  if (x_sample > kMaxInt) return no("the span of one sample of x", x_sample, "less than 2^31 elements");
+  if (samples_per_launch(p, x_sample) < 1) {
+    return no("outputs of one sample and residue class", output_size(p, 0), "less than 2^31");
+  }
+  if (prepare_blocks_bound(p) > kMaxInt) return no("blocks of the pre-pass", prepare_blocks_bound(p), "less than 2^31");
+  return CONVT3D_OK;
+}
+
+size_t workspace_bytes(Problem const& p, convt3d_device const&) {
+  return element_count(y_shape(p)) == 0 ? 0 : size_t(operand_layout(p).total_bytes);
+}
+
+Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors, void* stream, Message& message) {
+  auto const cuda_stream = static_cast<cudaStream_t>(stream);
+  prepare::Params const pre_pass = prepare_params(p, tensors);
+  cudaError_t error =
+      prepare::launch(pre_pass, element_bytes(p), uses_tf32(p), cuda_stream);
+  if (error == cudaSuccess) error = select_kernel(p)(make_call(p, tensors, pre_pass), cuda_stream);
+  if (error == cudaSuccess) return CONVT3D_OK;
+  return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
+}
+
+constexpr Family kFamily{CONVT3D_KERNEL_SM80, supported, workspace_bytes, run};
+
+}  // namespace
+}  // namespace convt3d::sm80
+
+convt3d::Family const* convt3d::sm80_family() { return &convt3d::sm80::kFamily; }
