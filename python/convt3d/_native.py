@@ -40,6 +40,9 @@ class Native:
         return self.forward is not None
 
 
+# How a failed call into LibTorch's stable ABI begins its message.
+_TORCH_CALL_FAILED = "API call failed"
+
 _load_library: Any = torch.ops.load_library
 _lock = threading.Lock()
 _native: Native | None = None
@@ -103,21 +106,28 @@ def call(
     channels_last: bool,
 ) -> Tensor | None:
     """The kernels' result for 5-D CUDA tensors, or None where they do not take the call."""
-    result = forward(
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-        add,
-        add_order,
-        activation,
-        negative_slope,
-        precision,
-        kernel,
-        int(channels_last),
-    )
+    try:
+        result = forward(
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            output_padding,
+            groups,
+            dilation,
+            add,
+            add_order,
+            activation,
+            negative_slope,
+            precision,
+            kernel,
+            int(channels_last),
+        )
+    except RuntimeError as error:
+        # A call of ours into torch failed before anything was launched: as a rule, memory ran out. The binding
+        # can only say so as a RuntimeError; ATen, tried next, raises torch's OutOfMemoryError, or succeeds.
+        if _TORCH_CALL_FAILED in str(error):
+            return None
+        raise
     return result  # type: ignore[no-any-return]

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Python does around the CUDA kernels, with fake CUDA tensors and a stand-in for the binding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cases import NAMED, Case, Tensors
+from convt3d import _aten, _backward, _functional, _native, _ops
+from convt3d._problem import Problem
+
+CASE = Case(activation="x_hardswish", add="channel", negative_slope=0.25)
+
+
+class Binding:
+    """Takes the call, refuses it, or fails, and remembers what it was given."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls.append(args)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def bind(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Binding]:
+    def install(outcome: Any) -> Binding:
+        binding = Binding(outcome)
+        monkeypatch.setattr(_native, "_native", _native.Native(forward=binding))
+        return binding
+
+    return install
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTensorMode]:
+    with FakeTensorMode() as mode:
+        yield mode
+
+
+def on_cuda(case: Case) -> Tensors:
+    made = case.make()
+
+    def move(t: Tensor | None) -> Tensor | None:
+        return None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda")
+
+    return Tensors(*(move(t) for t in vars(made).values()))  # type: ignore[arg-type]
+
+
+def problem_of(case: Case, t: Tensors) -> Problem:
+    return Problem.create(*arguments(case, t))
+
+
+def arguments(case: Case, t: Tensors) -> tuple[Any, ...]:
+    return (
+        t.input,
+        t.weight,
+        t.bias,
+        case.stride,
+        case.padding,
+        case.output_padding,
+        case.groups,
+        case.dilation,
+        t.add,
+        case.add_order,
+        case.activation,
+        case.negative_slope,
+        case.precision or "default",
+    )
+
+
+def test_arguments_of_the_binding(bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
+    """The order and the codes of python/csrc/binding.cpp, the same on both ways into the operator."""
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    t = on_cuda(replace(CASE, input_channels_last=True))
+    result = torch.empty(1)
+    binding = bind(result)
+    expected = (
+        t.input, t.weight, t.bias, (2, 2, 2), (1, 1, 1), (1, 1, 1), 1, (1, 1, 1), t.add, 0, 10, 0.25, 1, 0, 1,
+    )  # fmt: skip
+    problem = problem_of(CASE, t)
+    assert _ops._forward_native(problem, t.input, t.weight, t.bias, t.add) is result
+    assert _functional._direct(*arguments(CASE, t)) is result
+    for call in binding.calls:
+        assert all(a is b or a == b for a, b in zip(call, expected, strict=True))
+    after = replace(CASE, add_order="after", precision="ieee", activation="leaky_relu")
+    _functional._direct(*arguments(after, on_cuda(after)))
+    assert binding.calls[-1][9:] == (1, 2, 0.25, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("kernel", "code"), [("", 0), ("auto", 0), ("sm80", 1), ("sm90", 2)])
+def test_the_environment_chooses_the_kernel(
+    kernel: str,
+    code: int,
+    bind: Callable[[Any], Binding],
+    fake: FakeTensorMode,
+    force_kernel: Callable[[str], None],
+) -> None:
+    force_kernel(kernel)
+    binding = bind(torch.empty(1))
+    _functional._direct(*arguments(CASE, on_cuda(CASE)))
+    assert binding.calls[0][13] == code
+    force_kernel("aten")
+    assert _functional._direct(*arguments(CASE, on_cuda(CASE))) is None
+    assert len(binding.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"activation": "swish"},
+        {"add_order": "later"},
+        {"precision": "fp32"},
+        {"batch": 0},
+    ],
+    ids=str,
+)
+def test_the_short_way_leaves_the_rest_to_the_operator(
+    change: dict[str, Any], bind: Callable[[Any], Binding], fake: FakeTensorMode
+) -> None:
+    binding = bind(torch.empty(1))
+    assert (
+        _functional._direct(
+            *arguments(
+                replace(CASE, **change),
+                on_cuda(replace(CASE, **{k: v for k, v in change.items() if k == "batch"})),
+            )
+        )
+        is None
+    )
+    assert not binding.calls
+
+
+# The one left out crops a gradient, and a fake CUDA tensor cannot be made contiguous by a torch without CUDA.
+@pytest.mark.parametrize("case", [c for c in NAMED if "under-dilation" not in c.name], ids=lambda c: c.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=lambda d: str(d)[6:])
+def test_a_refused_call_falls_back(
+    case: Case, dtype: torch.dtype, bind: Callable[[Any], Binding], fake: FakeTensorMode
+) -> None:
+    """ATen's part on CUDA, as far as shapes, strides and types go, in each precision, and its gradients."""
+    bind(None)
+    for precision in (None, "ieee", "tf32"):
+        c = replace(case, dtype=dtype, precision=precision)
+        t = on_cuda(c)
+        problem = problem_of(c, t)
+        assert _ops._forward_native(problem, t.input, t.weight, t.bias, t.add) is None
+        out = _aten.forward(problem, t.input, t.weight, t.bias, t.add)
+        like = problem.empty_output()
+        assert (out.shape, out.stride(), out.dtype, out.device) == (
+            like.shape, like.stride(), like.dtype, like.device,
+        )  # fmt: skip
+        mask = [True, True, t.bias is not None, t.add is not None]
+        grads = _backward.backward(
+            problem, torch.empty_like(out), t.input, t.weight, t.bias, t.add, mask, lambda out=out: out
+        )
+        wanted = _backward.empty_gradients(problem, t.input, t.weight, t.bias, t.add, mask)
+        for grad, like in zip(grads, wanted, strict=True):
+            assert (grad.shape, grad.stride(), grad.dtype) == (like.shape, like.stride(), like.dtype)
+
+
+def test_failures_of_the_binding(bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
+    t = on_cuda(CASE)
+    bind(RuntimeError("aoti_torch_empty_strided(...) API call failed at binding.cpp, line 1"))
+    assert _functional._direct(*arguments(CASE, t)) is None
+    bind(RuntimeError("convt3d: an illegal memory access was encountered (status 4)"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        _functional._direct(*arguments(CASE, t))
+
+
+def test_what_keeps_a_call_off_the_short_way() -> None:
+    plain = (torch.zeros(1), torch.nn.Parameter(torch.zeros(1), requires_grad=False), None, None)
+    assert _functional._nothing_in_between(plain)
+    wants_grad = (torch.zeros(1), torch.nn.Parameter(torch.zeros(1)), None, None)
+    assert not _functional._nothing_in_between(wants_grad)
+    with torch.no_grad():
+        assert _functional._nothing_in_between(wants_grad)
+    with FakeTensorMode() as mode:
+        assert not _functional._nothing_in_between((mode.from_tensor(torch.zeros(1)), None, None, None))
+    with FakeTensorMode():
+        assert not _functional._nothing_in_between(plain)
+    with torch.autograd.forward_ad.dual_level():
+        assert not _functional._nothing_in_between(plain)
+    torch.func.vmap(lambda x: (_expect(not _functional._nothing_in_between((x, None, None, None))), x)[1])(
+        torch.zeros(2)
+    )
+
+
+def _expect(condition: bool) -> None:
+    assert condition
+
+
+def test_why_there_is_no_binding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "without CUDA" in _native._load().reason
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_native, "KERNELS_LIBRARY", tmp_path / "none.so")
+    assert "does not exist" in _native._load().reason
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(_native, "KERNELS_LIBRARY", broken)
+    monkeypatch.setattr(_native, "BINDING_LIBRARY", broken)
+    assert "does not load" in _native._load().reason
