@@ -32,10 +32,10 @@ extern "C" {
 
 typedef enum convt3d_status {
   CONVT3D_OK = 0,
-  CONVT3D_INVALID_ARGUMENT = 1,   /* the description contradicts itself; nothing was done */
-  CONVT3D_NOT_SUPPORTED = 2,      /* valid, but this kernel cannot do it; nothing was done */
+  CONVT3D_INVALID_ARGUMENT = 1,    /* the description contradicts itself; nothing was done */
+  CONVT3D_NOT_SUPPORTED = 2,       /* valid, but this kernel cannot do it; nothing was done */
   CONVT3D_WORKSPACE_TOO_SMALL = 3, /* `workspace_bytes` is less than the plan asks for; nothing was done */
-  CONVT3D_CUDA_ERROR = 4          /* a CUDA call failed; the message has its text */
+  CONVT3D_CUDA_ERROR = 4           /* a CUDA call failed; the message has its text */
 } convt3d_status;
 
 typedef enum convt3d_dtype { CONVT3D_F32 = 0, CONVT3D_F16 = 1, CONVT3D_BF16 = 2 } convt3d_dtype;
@@ -65,7 +65,11 @@ typedef enum convt3d_activation {
 typedef enum convt3d_add_order { CONVT3D_ADD_BEFORE = 0, CONVT3D_ADD_AFTER = 1 } convt3d_add_order;
 
 /* Kernel families. AUTO lets the library choose the fastest one that supports the problem. */
-typedef enum convt3d_kernel { CONVT3D_KERNEL_AUTO = 0, CONVT3D_KERNEL_SM80 = 1, CONVT3D_KERNEL_SM90 = 2 } convt3d_kernel;
+typedef enum convt3d_kernel {
+  CONVT3D_KERNEL_AUTO = 0,
+  CONVT3D_KERNEL_SM80 = 1,
+  CONVT3D_KERNEL_SM90 = 2
+} convt3d_kernel;
 
 typedef struct convt3d_problem {
   /* Sizes. weight is (in_channels, out_channels / groups, kD, kH, kW). */
@@ -90,12 +94,12 @@ typedef struct convt3d_problem {
   int32_t x_alignment;
   int32_t add_alignment;
   int32_t y_alignment;
-  int32_t has_bias;   /* 0 or 1 */
-  int32_t has_add;    /* 0 or 1 */
-  int32_t dtype;      /* convt3d_dtype, of every tensor */
-  int32_t precision;  /* convt3d_precision */
-  int32_t activation; /* convt3d_activation */
-  int32_t add_order;  /* convt3d_add_order */
+  int32_t has_bias;     /* 0 or 1 */
+  int32_t has_add;      /* 0 or 1 */
+  int32_t dtype;        /* convt3d_dtype, of every tensor */
+  int32_t precision;    /* convt3d_precision */
+  int32_t activation;   /* convt3d_activation */
+  int32_t add_order;    /* convt3d_add_order */
   float negative_slope; /* of leaky_relu */
 } convt3d_problem;
 
@@ -106,7 +110,7 @@ typedef struct convt3d_device {
 } convt3d_device;
 
 typedef struct convt3d_plan {
-  int32_t kernel;         /* the convt3d_kernel that runs; never AUTO */
+  int32_t kernel; /* the convt3d_kernel that runs; never AUTO */
   int32_t reserved;
   size_t workspace_bytes; /* device memory `convt3d_forward` needs, at least 16-byte aligned */
 } convt3d_plan;

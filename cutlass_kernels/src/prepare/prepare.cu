@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "prepare.hpp"
-
 #include <algorithm>
 
 #include "convt3d/numerics.hpp"
+#include "prepare.hpp"
 
 namespace convt3d::prepare {
 namespace {
 
-constexpr int kTile = 32;      // voxels and channels per block
+constexpr int kTile = 32;  // voxels and channels per block
 constexpr int kRowsPerStep = 8;
 constexpr int kThreads = kTile * kRowsPerStep;
 constexpr int kPacketsPerThread = 4;
@@ -131,8 +130,8 @@ __device__ void copy_x(Params const& p, int64_t block) {
       int64_t const row = index / packets;
       int const channel = int(index - row * packets) * 4;
       int64_t const n = row / count.per_sample;
-      auto const* x = static_cast<T const*>(p.x_in) + n * p.x_stride[0] +
-                      voxel_offset(p, row - n * count.per_sample) + channel;
+      auto const* x =
+          static_cast<T const*>(p.x_in) + n * p.x_stride[0] + voxel_offset(p, row - n * count.per_sample) + channel;
 #pragma unroll
       for (int e = 0; e < 4; ++e) packet.v[e] = channel + e < p.x_size[1] ? x[e] : T(0);
     }

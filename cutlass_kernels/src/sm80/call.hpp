@@ -11,7 +11,7 @@
 
 namespace convt3d::sm80 {
 
-constexpr int kMaxClasses = 64;         // stride 4 in three dimensions
+constexpr int kMaxClasses = 64;          // stride 4 in three dimensions
 constexpr int kMaxTapsPerDim = 10;       // of one class; a row keeps a bit per tap, in 32 bits
 constexpr int64_t kMaxInt = 0x7fffffff;  // CUTLASS's iterators address rows and samples with 32 bits
 constexpr int kAccessBytes = 16;
@@ -33,11 +33,11 @@ constexpr bool reads_x_in_place(Problem const& p) {
 
 struct Call {
   Problem const* problem;
-  void const* x;         // channels contiguous, padded
-  int64_t x_stride[4];   // (N, D, H, W), in elements
-  void const* filter;    // the classes' KTRSC filters, back to back
-  int64_t k_channels;    // padded Cin
-  int64_t c_channels;    // padded Cout
+  void const* x;        // channels contiguous, padded
+  int64_t x_stride[4];  // (N, D, H, W), in elements
+  void const* filter;   // the classes' KTRSC filters, back to back
+  int64_t k_channels;   // padded Cin
+  int64_t c_channels;   // padded Cout
   void const* bias;
   void const* add;
   void* y;

@@ -4,12 +4,12 @@
 // K = taps * input channels.
 #pragma once
 
-#include "sm80/call.hpp"
 #include "cutlass/arch/mma.h"
 #include "cutlass/bfloat16.h"
 #include "cutlass/gemm/gemm.h"
 #include "cutlass/half.h"
 #include "cutlass/tfloat32.h"
+#include "sm80/call.hpp"
 
 namespace convt3d::sm80 {
 
@@ -33,10 +33,10 @@ using Shape = cutlass::gemm::GemmShape<M, N, K>;
 using Multiply = cutlass::arch::OpMultiplyAdd;
 using Multiply3xTf32 = cutlass::arch::OpMultiplyAddFastF32;
 
-// Measured on an H200, reference workload; docs/performance-log.md has the alternatives. 128 threads, and as much tile as
-// leaves three blocks per multiprocessor without spills: the kernel is bound by instruction issue, so rows are set up
-// and filters fetched for large tiles, and by latency, so a second and third block must be there. 3xTF32 keeps two parts
-// of every fragment and affords only half the rows.
+// Measured on an H200, reference workload; docs/performance-log.md has the alternatives. 128 threads, and as much tile
+// as leaves three blocks per multiprocessor without spills: the kernel is bound by instruction issue, so rows are set
+// up and filters fetched for large tiles, and by latency, so a second and third block must be there. 3xTF32 keeps two
+// parts of every fragment and affords only half the rows.
 // clang-format off
 using Tf32N64 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 64, 16>, Shape<64, 32, 16>, Shape<16, 8, 8>, 3, 3>;
 using Tf32N32 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 4>;

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "sm80/call.hpp"
 #include "cutlass/conv/kernel/default_conv3d_dgrad.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
+#include "sm80/call.hpp"
 #include "sm80/kernel.hpp"
 #include "sm80/x_iterator.hpp"
 
@@ -26,8 +26,8 @@ struct Instance {
       cutlass::epilogue::thread::LinearCombination<Element, kAccess, float, float>,
       cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>, Config::kStages, typename Config::Math,
       cutlass::conv::IteratorAlgorithm::kOptimized, cutlass::conv::StrideSupport::kUnity>;
-  using IteratorX = RowTableIterator<cutlass::MatrixShape<Config::Tile::kM, Config::Tile::kK>, Operand,
-                                     typename Default::ThreadMapA>;
+  using IteratorX =
+      RowTableIterator<cutlass::MatrixShape<Config::Tile::kM, Config::Tile::kK>, Operand, typename Default::ThreadMapA>;
   using Mma = cutlass::conv::threadblock::ImplicitGemmMultistage<
       typename Config::Tile, IteratorX, typename Default::SmemIteratorA, cutlass::arch::CacheOperation::Always,
       typename Default::IteratorB, typename Default::SmemIteratorB, cutlass::arch::CacheOperation::Global,
@@ -57,8 +57,8 @@ struct Instance {
         as_int(d.taps), as_int(h.taps), as_int(w.taps), as_int(p.in_size[0]), as_int(p.in_size[1]),
         as_int(p.in_size[2]), as_int(d.base), as_int(h.base), as_int(w.base), 1, 1, 1, as_int(d.input_step),
         as_int(h.input_step), as_int(w.input_step), cutlass::conv::Mode::kCrossCorrelation);
-    Layout const x_layout({as_int(call.x_stride[3]), as_int(call.x_stride[2]), as_int(call.x_stride[1]),
-                           as_int(call.x_stride[0])});
+    Layout const x_layout(
+        {as_int(call.x_stride[3]), as_int(call.x_stride[2]), as_int(call.x_stride[1]), as_int(call.x_stride[0])});
     Layout const filter_layout = Layout::packed({size.K, size.T, size.R, size.S, size.C});
     int64_t const k_tiles = (call.k_channels + Mma::Shape::kK - 1) / Mma::Shape::kK;
 
@@ -78,8 +78,7 @@ struct Instance {
     auto* const kernel = &dgrad_kernel<Kernel, Config::kMinBlocks>;
     int const shared_bytes = int(sizeof(typename Kernel::SharedStorage));
     // Set on every launch: it is per device and cheap, and remembering it would be state.
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (error != cudaSuccess) return error;
 
     Problem const& p = *call.problem;
@@ -102,9 +101,9 @@ struct Instance {
       params.tail.activation = p.activation;
       params.tail.negative_slope = p.negative_slope;
       params.tail.add_after = p.add_order == CONVT3D_ADD_AFTER;
-      params.tail.vector_add = access_bytes(y_sizes, add_stride.v, 1, p.add_alignment, sizeof(Element)) ==
-                                   kAccessBytes &&
-                               add_stride[1] == 1;
+      params.tail.vector_add =
+          access_bytes(y_sizes, add_stride.v, 1, p.add_alignment, sizeof(Element)) == kAccessBytes &&
+          add_stride[1] == 1;
       params.tail.vector_y =
           access_bytes(y_sizes, p.y_stride, 1, p.y_alignment, sizeof(Element)) == kAccessBytes && p.y_stride[1] == 1;
 

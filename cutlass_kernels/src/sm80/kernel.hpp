@@ -17,9 +17,7 @@
 namespace convt3d::sm80 {
 
 // Asks L2 for the 128-byte line at `address`. The line is wanted by the epilogue, a mainloop later.
-CUTLASS_DEVICE void prefetch_to_l2(void const* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
+CUTLASS_DEVICE void prefetch_to_l2(void const* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 template <class Mma_, class VisitorEpilogue_, class Element_, bool kChannelsLast>
 struct DgradKernel {
@@ -73,8 +71,7 @@ struct DgradKernel {
     accumulators.clear();
     if (cls.k_iterations > 0) {
       typename Mma::IteratorA iterator_x(cls.iterator_x, cls.size, params.x, storage.rows, thread_idx);
-      typename Mma::IteratorB iterator_filter(cls.iterator_filter, cls.size, cls.filter, thread_idx,
-                                              {0, column_begin});
+      typename Mma::IteratorB iterator_filter(cls.iterator_filter, cls.size, cls.filter, thread_idx, {0, column_begin});
       Mma mma(storage.mainloop, thread_idx, warp_idx, lane_idx);
       mma(cls.k_iterations, accumulators, iterator_x, iterator_filter, accumulators);
     }

@@ -4,8 +4,8 @@
 // them, and the Call that hands them to a kernel.
 #pragma once
 
-#include "sm80/call.hpp"
 #include "prepare/prepare.hpp"
+#include "sm80/call.hpp"
 
 namespace convt3d::sm80 {
 
@@ -14,11 +14,11 @@ constexpr int64_t kMaxChannels = int64_t(1) << 20;
 constexpr int64_t kWorkspaceAlignment = 256;
 
 struct OperandLayout {
-  int64_t k_channels;      // padded Cin
-  int64_t c_channels;      // padded Cout
+  int64_t k_channels;  // padded Cin
+  int64_t c_channels;  // padded Cout
   int64_t filter_elements;
   bool x_in_place;
-  int64_t x_offset;        // of the prepared x in the workspace, in bytes
+  int64_t x_offset;  // of the prepared x in the workspace, in bytes
   int64_t total_bytes;
 };
 

@@ -20,10 +20,10 @@ constexpr int kMaskW = 2 * kMaxTapsPerDim;
 static_assert(3 * kMaxTapsPerDim <= 32, "one 32-bit mask per row");
 
 struct alignas(16) Row {
-  int64_t x;      // element offset of the voxel that tap 0 reads; outside x where the mask says so
-  uint32_t mask;  // taps that stay inside x, per dimension
+  int64_t x;       // element offset of the voxel that tap 0 reads; outside x where the mask says so
+  uint32_t mask;   // taps that stay inside x, per dimension
   int32_t inside;  // 0 for a row past the end
-  int64_t y;      // element offsets of channel 0
+  int64_t y;       // element offsets of channel 0
   int64_t add;
 };
 

@@ -53,8 +53,7 @@ size_t workspace_bytes(Problem const& p, convt3d_device const&) {
 Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors, void* stream, Message& message) {
   auto const cuda_stream = static_cast<cudaStream_t>(stream);
   prepare::Params const pre_pass = prepare_params(p, tensors);
-  cudaError_t error =
-      prepare::launch(pre_pass, element_bytes(p), uses_tf32(p), cuda_stream);
+  cudaError_t error = prepare::launch(pre_pass, element_bytes(p), uses_tf32(p), cuda_stream);
   if (error == cudaSuccess) error = select_kernel(p)(make_call(p, tensors, pre_pass), cuda_stream);
   if (error == cudaSuccess) return CONVT3D_OK;
   return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));

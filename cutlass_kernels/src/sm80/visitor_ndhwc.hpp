@@ -19,8 +19,8 @@ struct TileContext {
   ClassParams<Mma> const* cls;
   typename Mma::IteratorA::Element const* x;
   TailParams const* tail;
-  Row const* rows;        // shared memory, one entry per row of the tile
-  int row_begin;          // of the tile in the GEMM
+  Row const* rows;  // shared memory, one entry per row of the tile
+  int row_begin;    // of the tile in the GEMM
   int column_begin;
 };
 
@@ -28,8 +28,8 @@ template <class Mma, class Element, class ThreadMap>
 struct NdhwcVisitor {
   static constexpr int kAccess = ThreadMap::kElementsPerAccess;
   static constexpr int kColumns = ThreadMap::Iterations::kColumn;
-  static constexpr int kRows = ThreadMap::Iterations::kRow * ThreadMap::Iterations::kGroup *
-                               ThreadMap::Iterations::kCluster;
+  static constexpr int kRows =
+      ThreadMap::Iterations::kRow * ThreadMap::Iterations::kGroup * ThreadMap::Iterations::kCluster;
   static constexpr int kSteps = ThreadMap::Count::kRow * ThreadMap::Count::kGroup * ThreadMap::Count::kCluster;
   using Vector = cutlass::AlignedArray<Element, kAccess>;
 
@@ -43,7 +43,7 @@ struct NdhwcVisitor {
     TileContext<Mma> tile;
     cutlass::MatrixCoord thread_offset;
     bool saw_nan = false;
-    float bias[kColumns][kAccess];  // a thread keeps its columns in every step
+    float bias[kColumns][kAccess];                                    // a thread keeps its columns in every step
     cutlass::Array<Element, kAccess> add_fragment[kRows * kColumns];  // of the step at hand
     cutlass::Array<Element, kAccess> add_ahead[kRows * kColumns];     // of the next one, still on its way
 

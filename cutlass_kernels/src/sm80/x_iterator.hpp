@@ -42,8 +42,8 @@ class RowTableIterator {
                   {ThreadMap::Delta::kContiguous, ThreadMap::Delta::kStrided});
   }
 
-  CUTLASS_DEVICE RowTableIterator(Params const& params, ConvProblemSize const& size, Element const* x,
-                                  Row const* rows, int thread_idx)
+  CUTLASS_DEVICE RowTableIterator(Params const& params, ConvProblemSize const& size, Element const* x, Row const* rows,
+                                  int thread_idx)
       : params_(params), size_(size) {
     auto const coord = ThreadMap::initial_offset(thread_idx);
     channel_ = coord.contiguous();
