@@ -32,8 +32,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No kernel is forced unless a test does it, and PyTorch's switch is left as it was found."""
+    """No kernel is forced unless a test does it; a fixed seed; PyTorch's switch is left as it was found."""
     monkeypatch.delenv("CONVT3D_KERNEL", raising=False)
+    torch.manual_seed(0)
     before = torch.backends.cudnn.conv.fp32_precision
     yield
     if torch.backends.cudnn.conv.fp32_precision != before:

@@ -55,7 +55,10 @@ def test_report_114048_side_stream(family: str, force_kernel: Force) -> None:
             target.copy_(source)
         out = CASE.call(late)
     stream.synchronize()
-    assert torch.equal(out, expected)
+    if family == "aten":
+        assert_accurate(CASE, tensors, out)  # cuDNN need not repeat itself
+    else:
+        assert torch.equal(out, expected)
 
 
 def test_does_not_synchronise() -> None:
