@@ -199,6 +199,9 @@ def _path(
         native = _native.native()
         if not native.available:
             return aten, dict.fromkeys(_kernel_query.KERNELS, native.reason), "", 0
+        usable, reason = _kernel_query.current_device()
+        if usable is None:
+            return aten, dict.fromkeys(_kernel_query.KERNELS, reason), "", 0
         properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
         device = _kernel_query.Device(
             10 * properties.major + properties.minor, properties.multi_processor_count
