@@ -125,8 +125,8 @@ def call(
             int(channels_last),
         )
     except RuntimeError as error:
-        # A call of ours into torch failed before anything was launched: as a rule, memory ran out. The binding
-        # can only say so as a RuntimeError; ATen, tried next, raises torch's OutOfMemoryError, or succeeds.
+        # A call of ours into torch failed before anything was launched: as a rule, memory ran out. The
+        # binding can only say so as a RuntimeError; ATen, tried next, raises torch's error, or succeeds.
         if _TORCH_CALL_FAILED in str(error):
             return None
         raise

@@ -144,4 +144,4 @@ def assert_accurate(case: Case, tensors: Tensors, result: Tensor) -> None:
         raise AssertionError(f"path {path}: {verdicts[0].failure}")
     verdict = accepted[0]
     if verdict.share > worst_shares.get(verdict.mode, (0.0, ""))[0]:
-        worst_shares[verdict.mode] = (verdict.share, case.name or repr(case))
+        worst_shares[verdict.mode] = (verdict.share, case.name)

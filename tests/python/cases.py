@@ -66,6 +66,10 @@ class Case:
     precision: str | None = None
     name: str = field(default="", compare=False)
 
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", _describe(self))
+
     def out_size(self) -> Triple:
         """By the definition."""
         d, h, w = (
@@ -211,19 +215,17 @@ NAMED = (
 )
 
 
-def _name(case: Case) -> Case:
+def _describe(case: Case) -> str:
     layout = f"{'cl' if case.input_channels_last else 'nc'}{'cl' if case.weight_channels_last else 'nc'}"
 
     def x(values: Triple) -> str:
         return "x".join(map(str, values))
 
-    text = (
+    return (
         f"n{case.batch}c{case.cin}-{case.cout}g{case.groups}"
         f"i{x(case.size)}k{x(case.kernel)}s{x(case.stride)}p{x(case.padding)}op{x(case.output_padding)}"
         f"d{x(case.dilation)}-{str(case.dtype)[6:]}-{layout}-{case.activation}-{case.add}"
     )
-    object.__setattr__(case, "name", text)
-    return case
 
 
 def random_case(rng: random.Random, dtypes: tuple[torch.dtype, ...]) -> Case:
@@ -264,7 +266,7 @@ def random_case(rng: random.Random, dtypes: tuple[torch.dtype, ...]) -> Case:
             precision=rng.choice((None, "ieee", "tf32")),
         )
         if all(extent > 0 for extent in case.out_size()):
-            return _name(case)
+            return case
 
 
 def random_cases(seed: int, count: int, dtypes: tuple[torch.dtype, ...]) -> Iterator[Case]:
