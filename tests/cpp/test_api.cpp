@@ -4,6 +4,7 @@
 // are tested with families that only record that they were called.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -257,6 +258,7 @@ TEST(Api, SupportedAndPlanAgree) {
     Problem problem = test::random_problem(random, limits);
     problem.dtype = static_cast<int32_t>(random.integer(0, 2));
     problem.precision = static_cast<int32_t>(random.integer(0, 1));
+    if (trial % 10 == 0) problem.batch = 0;  // an empty output is a problem like any other
     for (convt3d_device const& device : {kAmpere, kHopper, convt3d_device{70, 80}}) {
       int supported_count = 0;
       for (convt3d_kernel kernel : {CONVT3D_KERNEL_SM80, CONVT3D_KERNEL_SM90}) {
@@ -281,6 +283,38 @@ TEST(Api, SupportedAndPlanAgree) {
       }
     }
   }
+}
+
+// Sizes at and beyond the limits of 32-bit arithmetic: an answer without a trap or an overflow (the sanitizers look).
+TEST(Api, ExtremeSizesGetAnAnswer) {
+  test::Random random(18);
+  int64_t const extremes[] = {1, 2, 3, 31, 1 << 10, 1 << 20, (1 << 20) + 1, INT32_MAX, int64_t(1) << 40, INT64_MAX};
+  auto const draw = [&](int64_t limit) { return std::min(extremes[random.integer(0, 9)], limit); };
+  int answered = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    Problem problem = test::reference_problem(1);
+    problem.batch = random.integer(0, 3) == 0 ? 0 : draw(INT64_MAX);
+    if (random.integer(0, 1)) problem.in_channels = draw(INT64_MAX);
+    if (random.integer(0, 1)) problem.out_channels = draw(INT64_MAX);
+    for (int axis = 0; axis < 3; ++axis) {
+      if (random.integer(0, 1)) problem.in_size[axis] = draw(INT64_MAX);
+      if (random.integer(0, 3) == 0) problem.kernel[axis] = draw(INT32_MAX);
+      if (random.integer(0, 3) == 0) problem.stride[axis] = draw(INT32_MAX);
+      if (random.integer(0, 3) == 0) problem.padding[axis] = draw(INT32_MAX);
+      if (random.integer(0, 3) == 0) problem.dilation[axis] = draw(INT32_MAX);
+    }
+    Size3 sizes{};
+    if (convt3d_output_size(&problem, sizes.v, nullptr, 0) != CONVT3D_OK) continue;
+    for (int64_t* stride : {problem.x_stride, problem.weight_stride, problem.add_stride, problem.y_stride}) {
+      for (int axis = 0; axis < 5; ++axis) stride[axis] = draw(int64_t(1) << 40);
+    }
+    if (convt3d_validate(&problem, nullptr, 0) != CONVT3D_OK) continue;
+    convt3d_plan plan{};
+    Status const status = convt3d_make_plan(&problem, CONVT3D_KERNEL_AUTO, &kHopper, &plan, nullptr, 0);
+    ASSERT_TRUE(status == CONVT3D_OK || status == CONVT3D_NOT_SUPPORTED) << test::describe(problem);
+    ++answered;
+  }
+  EXPECT_GT(answered, 100);  // the draw reaches the families
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 
 namespace convt3d::sm80 {
 
-constexpr int kMaxClasses = 64;          // stride 4 in three dimensions
 constexpr int kMaxTapsPerDim = 10;       // of one class; a row keeps a bit per tap, in 32 bits
 constexpr int64_t kMaxInt = 0x7fffffff;  // CUTLASS's iterators address rows and samples with 32 bits
 constexpr int kAccessBytes = 16;
@@ -47,7 +46,7 @@ struct Call {
 constexpr int64_t samples_per_launch(Problem const& p, int64_t x_sample_stride) {
   int64_t rows = 1;
   for (int axis = 0; axis < 3; ++axis) rows *= (output_size(p, axis) + p.stride[axis] - 1) / p.stride[axis];
-  int64_t const by_rows = (kMaxInt - kMaxTileRows) / rows;
+  int64_t const by_rows = (kMaxInt - kMaxTileRows) / (rows > 0 ? rows : 1);  // an empty output has no rows
   int64_t const by_x = x_sample_stride > 0 ? kMaxInt / x_sample_stride : by_rows;
   return by_rows < by_x ? by_rows : by_x;
 }

@@ -45,9 +45,11 @@ inline int64_t prepared_x_sample_stride(Problem const& p) {
     // might not.
     return packed > kMaxInt ? packed : packed * k_channels;
   }
-  int64_t span = p.batch == 1 ? 0 : p.x_stride[0];
+  Size5 const stride = effective_stride(x_shape(p), p.x_stride);
+  int64_t span = stride[0];
   for (int axis = 0; axis < 3; ++axis) {
-    int64_t const reach = p.x_stride[2 + axis] * p.in_size[axis];
+    if (stride[2 + axis] > kMaxInt) return stride[2 + axis];
+    int64_t const reach = stride[2 + axis] * p.in_size[axis];
     span = reach > span ? reach : span;
   }
   return span;

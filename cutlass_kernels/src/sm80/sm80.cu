@@ -17,10 +17,10 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
   if (device.compute_capability < 80) return no("compute capability", device.compute_capability, "80 and above");
   if (p.groups != 1) return no("groups", p.groups, "1");
   for (int64_t s : p.stride) {
-    if (s > kMaxClasses) return no("stride", s, "a product of at most 64");
+    if (s > prepare::kMaxClasses) return no("a stride", s, "a product of strides of at most 64");
   }
   int64_t const classes = residue_class_count(p.stride);
-  if (classes > kMaxClasses) return no("the product of the strides", classes, "at most 64");
+  if (classes > prepare::kMaxClasses) return no("the product of the strides", classes, "at most 64");
 
   int const bytes = element_bytes(p);
   for (int64_t channels : {p.in_channels, p.out_channels}) {
@@ -33,7 +33,9 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
     for (int64_t v : {p.in_size[axis], output_size(p, axis), p.padding[axis], p.dilation[axis]}) {
       if (v > kMaxExtent) return no("a size, padding or dilation", v, "at most 2^20");
     }
-    if (p.kernel[axis] > kMaxTapsPerDim) return no("a kernel size", p.kernel[axis], "at most 32");
+    int64_t const step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
+    int64_t const taps = (p.kernel[axis] + step - 1) / step;
+    if (taps > kMaxTapsPerDim) return no("taps of a residue class along one dimension", taps, "at most 10");
   }
   int64_t const filter_elements = k_channels * c_channels * tap_count(p);
   if (filter_elements > kMaxInt) return no("the padded weight's element count", filter_elements, "less than 2^31");
