@@ -32,7 +32,7 @@ help:
 	@echo '   make build    the CUDA libraries, into python/convt3d/_lib (needs a CUDA compiler: set up if there is none)'
 	@echo '   make lint     ruff, mypy, clang-format;  make format: apply what they can'
 	@echo '   make wheel    dist/convt3d-*.whl'
-	@echo '   make bench    the benchmarks (GPU)'
+	@echo '   make bench    the benchmarks (GPU); BENCH="--rows reference" and the like: docs/benchmarks.md'
 	@echo '   make clean    removes build/, dist/ and built libraries, never .venv'
 
 ifdef HAS_GPU
@@ -85,10 +85,10 @@ wheel:
 	@$(PYTHON) -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist
 
 bench:
-	@$(if $(HAS_GPU),,echo "bench: no NVIDIA GPU on this machine: nothing to measure" >&2; exit 1)
+	@$(if $(HAS_GPU),,echo "bench: no NVIDIA GPU on this machine: nothing to measure" >&2; exit 2)
 	@$(call setup,runtime build cutlass cuda)
 	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF
-	@$(IN_TREE) $(PYTHON) -m convt3d bench
+	@$(IN_TREE) $(PYTHON) benchmarks/run.py $(BENCH)
 
 clean:
 	rm -rf build dist python/convt3d/_lib python/*.egg-info
