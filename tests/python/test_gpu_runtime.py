@@ -26,8 +26,7 @@ CASE = Case(batch=4, cin=32, cout=64, size=(8, 8, 8), activation="x_hardswish", 
 @families
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
 def test_report_137970_bitwise_repeatable(dtype: torch.dtype, family: str, force_kernel: Force) -> None:
-    if family == "aten":
-        torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.deterministic = True  # where a call lands on it
     force_kernel(family)
     try:
         for layout in (False, True):
@@ -55,7 +54,7 @@ def test_report_114048_side_stream(family: str, force_kernel: Force) -> None:
             target.copy_(source)
         out = CASE.call(late)
     stream.synchronize()
-    if family == "aten":
+    if CASE.explain(tensors).path == "aten + tail":
         assert_accurate(CASE, tensors, out)  # cuDNN need not repeat itself
     else:
         assert torch.equal(out, expected)
@@ -145,18 +144,27 @@ def test_gradients_against_float64(order: str, dtype: torch.dtype) -> None:
     case = replace(CASE, dtype=dtype, add_order=order, batch=2)
     tensors = case.make("cuda").present()
     grad = torch.randn(case.output_shape(), device="cuda").to(dtype)
-    ours = [t.clone().requires_grad_() for t in tensors]
-    exact = [t.double().requires_grad_() for t in tensors]
+    ours, eager, exact = (
+        [t.clone().to(kind).requires_grad_() for t in tensors] for kind in (dtype, dtype, torch.float64)
+    )
     for leaves in (ours, exact):
         x, w, b, add = leaves
         out = conv_transpose3d(
             x, w, b, 2, 1, 1, add=add, activation="x_hardswish", precision="ieee", add_order=order
         )
         out.backward(grad.to(out.dtype))
-    for mine, true in zip(ours, exact, strict=True):
-        assert mine.grad is not None and true.grad is not None
-        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-        assert (mine.grad - true.grad).abs().max() <= tolerance * true.grad.abs().max()
+    x, w, b, add = eager
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        t = F.conv_transpose3d(x, w, b, 2, 1, 1)
+        t = t + add if order == "before" else t
+        out = t * F.hardswish(t)
+        (out if order == "before" else out + add).backward(grad)
+    for mine, theirs, true in zip(ours, eager, exact, strict=True):
+        assert mine.grad is not None and theirs.grad is not None and true.grad is not None
+        error, eager_error = ((g.grad.double() - true.grad).abs().max() for g in (mine, theirs))  # type: ignore[union-attr]
+        # 16-bit: the derivative jumps at 3, and a rounded pre-activation may lie on its other side (eager's too).
+        allowed = 1e-5 * true.grad.abs().max() if dtype == torch.float32 else 1.5 * eager_error
+        assert error <= allowed
 
 
 def test_gradgradcheck_double() -> None:
