@@ -162,7 +162,7 @@ def test_gradients_against_float64(order: str, dtype: torch.dtype) -> None:
     for mine, theirs, true in zip(ours, eager, exact, strict=True):
         assert mine.grad is not None and theirs.grad is not None and true.grad is not None
         error, eager_error = ((g.grad.double() - true.grad).abs().max() for g in (mine, theirs))  # type: ignore[union-attr]
-        # 16-bit: the derivative jumps at 3, and a rounded pre-activation may lie on its other side (eager's too).
+        # 16-bit: the derivative jumps at 3; a rounded pre-activation may lie on its other side, eager's too.
         allowed = 1e-5 * true.grad.abs().max() if dtype == torch.float32 else 1.5 * eager_error
         assert error <= allowed
 
