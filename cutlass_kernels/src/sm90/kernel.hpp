@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sm90 kernel: persistent CTAs of four warpgroups. Two consumers (one accumulator group each: a D or an H
+// parity) multiply and finish the outputs; the third brings x into shared memory; the fourth has one warp that
+// schedules and loads (add, weights) and three that store y.
+#pragma once
+
+#include "cutlass/arch/reg_reconfig.h"
+#include "sm90/cold_path.hpp"
+#include "sm90/collective_epilogue.hpp"
+#include "sm90/collective_mainloop.hpp"
+#include "sm90/dependent_launch.hpp"
+
+namespace convt3d::sm90 {
+
+template <class Tail>
+struct Kernel {
+  using Mainloop = CollectiveMainloop;
+  using Epilogue = CollectiveEpilogue<Tail>;
+
+  static constexpr int kThreads = (kGroups + 2) * 128;
+  static constexpr int kConsumerRegisters = 144;
+  static constexpr int kLoaderRegisters = 168;
+  static constexpr int kIoRegisters = 56;
+
+  struct SharedStorage {
+    typename Mainloop::SharedStorage mainloop;
+    typename Epilogue::SharedStorage epilogue;
+    TileScheduler::SharedStorage scheduler;
+    int32_t suspect;  // this CTA met values of x that may make sums non-finite
+  };
+
+  static_assert(sizeof(SharedStorage) <= kBarrierBytes, "config.hpp reserves too little");
+
+  CUTLASS_DEVICE static void run(KernelParams const& params) {
+    extern __shared__ unsigned char dynamic_smem[];
+    // Tiles first, since they want 1024-byte alignment: weights, x stages, ring, then the barriers.
+    unsigned char* smem = dynamic_smem + ((1024 - (cute::cast_smem_ptr_to_uint(dynamic_smem) & 1023)) & 1023);
+    unsigned char* weights = smem;
+    unsigned char* stages = weights + params.mainloop.weight_blocks * kWeightBlockBytes;
+    int const stage_bytes = Mainloop::stage_bytes(params.mainloop) * params.mainloop.stages;
+    unsigned char* ring = stages + stage_bytes;
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ring + params.epilogue.ring * kUnitBytes);
+
+    int const thread = threadIdx.x;
+    int const warp = cutlass::canonical_warp_idx_sync();
+    int const cls = static_cast<int>(blockIdx.x) % params.scheduler.classes;
+
+    if (thread == 0) {
+      Mainloop::init(shared.mainloop);
+      Epilogue::init(shared.epilogue);
+      TileScheduler::init(shared.scheduler);
+      shared.suspect = 0;
+      cutlass::arch::fence_barrier_init();
+    }
+    // Slab rows and channels that no loader writes must multiply as zeros.
+    for (int i = thread * 16; i < stage_bytes; i += kThreads * 16) {
+      *reinterpret_cast<uint4*>(stages + i) = make_uint4(0, 0, 0, 0);
+    }
+    cutlass::arch::fence_view_async_shared();
+    __syncthreads();
+
+    if (warp >= kGroups * 4 + kLoaderWarps) {
+      cutlass::arch::warpgroup_reg_dealloc<kIoRegisters>();
+      int const role = warp - kGroups * 4 - kLoaderWarps;
+      if (cutlass::canonical_lane_idx() == 0) {
+        if (role == 0) {
+          wait_for_previous_kernel();  // prepared weights and zeroed counters
+          Mainloop::load_weights(params.mainloop, shared.mainloop, weights, cls);
+          TileScheduler::Producer scheduler(params.scheduler, shared.scheduler, blockIdx.x, gridDim.x);
+          Epilogue::load(params.epilogue, params.scheduler, cls, scheduler, shared.epilogue, ring);
+        } else {
+          Epilogue::store(params.epilogue, shared.epilogue, ring, role - 1);
+        }
+      }
+    } else if (warp >= kGroups * 4) {
+      cutlass::arch::warpgroup_reg_alloc<kLoaderRegisters>();
+      auto flag = [&] { *static_cast<int32_t volatile*>(&shared.suspect) = 1; };
+      Mainloop::load(params.mainloop, params.scheduler, shared.mainloop, shared.scheduler, stages,
+                     thread - kGroups * 128, flag);
+      __syncwarp();
+      if (cutlass::canonical_lane_idx() == 0) shared.epilogue.stored.arrive();
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      consume(params, shared, weights, stages, ring, cls, warp);
+    }
+  }
+
+  CUTLASS_DEVICE static void consume(KernelParams const& params, SharedStorage& shared, unsigned char* weights,
+                                     unsigned char* stages, unsigned char* ring, int cls, int warp) {
+    MainloopParams const& m = params.mainloop;
+    EpilogueParams const& e = params.epilogue;
+    int const lane = cutlass::canonical_lane_idx();
+    int const group = warp / 4;
+    DeviceProgram const& program = m.program[group];
+
+    int const channel = block_row(cls, group, warp % 4 * 16 + lane / 4).channel;
+    bool const exists = channel < e.out_channels;
+    float const bias = e.has_bias && exists ? e.bias[channel * e.bias_stride] : 0.f;
+
+    uint64_t const a_base = Mainloop::descriptor(weights + program.first_block * kWeightBlockBytes, (8 * 128) >> 4);
+    uint64_t const b_base = Mainloop::descriptor(stages, m.b_stride_units);
+
+    TileScheduler::Consumer scheduler{shared.scheduler, {}};
+    RingState stage;
+    RingState unit;
+    int index = group * kUnitsPerGroup + warp % 4;  // of this warp's unit, counted from the start
+    unit.advance(group * kUnitsPerGroup, e.ring);
+    unit.advance(warp % 4, e.ring);
+    shared.mainloop.weights.wait(0);
+
+    for (;;) {
+      int const number = scheduler.fetch();
+      if (number == TileScheduler::kEnd) break;
+      TileScheduler::Run const run = TileScheduler::decode(params.scheduler, number);
+      float flat_add = 0.f;
+      if (e.add_mode == AddMode::kPerChannel && exists) {
+        flat_add = e.add[run.n * e.add_stride[0] + channel * e.add_stride[1]];
+      }
+      for (int tile = 0; tile < run.length; ++tile) {
+        float acc[Mainloop::kAccumulators];
+        Mainloop::mma(m, program, shared.mainloop, a_base, b_base, stage, acc);
+        // The next tile of the run needs all slices but the first; the end of the run needs none.
+        int const release = tile + 1 < run.length ? 1 : m.depth_count;
+        Mainloop::template release<true>(m, program, shared.mainloop, stage, release, lane);
+        Epilogue::update(e, shared.epilogue, ring, unit, index, lane, bias, flat_add, acc);
+        Mainloop::template release<false>(m, program, shared.mainloop, stage, release, lane);
+        stage.advance(release, m.stages);
+        unit.advance(kUnitsPerTile, e.ring);
+        index += kUnitsPerTile;
+      }
+    }
+
+    // Cold path, after every store of this CTA has reached memory.
+    shared.epilogue.stored.wait(0);
+    bool suspect = *static_cast<int32_t volatile*>(&shared.suspect) != 0;
+    for (int i = 0; i < params.cold.weight_suspects; ++i) suspect = suspect || params.cold.weight_suspect[i] != 0;
+    if (suspect) {
+      asm volatile("fence.proxy.async;" ::: "memory");
+      recompute(params, cls, threadIdx.x, kGroups * 128);
+    }
+  }
+};
+
+template <class Tail>
+__global__ void __launch_bounds__(Kernel<Tail>::kThreads, 1) kernel(__grid_constant__ KernelParams const params) {
+  Kernel<Tail>::run(params);
+}
+
+}  // namespace convt3d::sm90

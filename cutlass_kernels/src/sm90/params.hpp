@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the host hands to the sm90 kernel: plain data, filled in launch.cu, read-only on the device.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cutlass/fast_math.h"
+#include "sm90/config.hpp"
+
+namespace convt3d::sm90 {
+
+constexpr int kUnitsPerGroup = 4;  // one for each warp
+constexpr int kUnitsPerTile = kGroups * kUnitsPerGroup;
+constexpr int kMaxRing = kLargestRing;
+constexpr int kMaxStages = 6;
+constexpr int kScheduleSlots = 4;
+constexpr int kLoaderWarps = 4;  // bring x into shared memory
+constexpr int kStoreWarps = 3;   // store finished units to y
+
+/// Magnitudes from 2^60 on may make a sum non-finite; they mark a run for the cold path.
+constexpr uint32_t kSuspectBits = (127u + 60u) << 23;
+constexpr float kSuspect = 1152921504606846976.f;
+
+/// The blocks of one group, as the consumer reads them.
+struct DeviceProgram {
+  int32_t first_block;  // in the class's weight image
+  int32_t slice_end[kMaxWindow];
+  int32_t b_offset[kMaxBlocks];  // 16-byte units from the start of a stage
+};
+
+struct MainloopParams {
+  float const* x;
+  int64_t x_stride[4];  // N, C, D, H in elements (W is 1)
+  int32_t in_size[3];
+  int32_t in_quads;  // input channels / 4
+  int32_t channel_blocks;
+  int32_t vectorized;  // x rows can be read in 16-byte pieces
+  int32_t window_lo[3];
+  int32_t depth_count;  // D planes of x that a tile needs
+  int32_t slab_pitch, slab_columns, slab_bytes;
+  int32_t quad_lo, quads;  // groups of four W positions that the loader fetches, relative to the tile
+  int32_t stages;
+  uint32_t b_stride_units;  // 16-byte units between 8-row groups of B
+  cutlass::FastDivmod divide_quads, divide_pitch;
+  unsigned char const* weights;  // prepared images, one per class
+  int32_t weight_blocks;         // per class, of both groups
+  DeviceProgram program[kGroups];
+};
+
+/// How `add` reaches the epilogue.
+enum class AddMode : int32_t {
+  kNone = 0,
+  kTile = 1,        // full size, through the ring
+  kPerChannel = 2,  // one value for each (n, c); a scalar too
+};
+
+struct EpilogueParams {
+  // One map over (W, H / 4, N C, D, H mod 4) where the tensor allows it (`merged`), otherwise one map over
+  // (W, H / 4, C, D, N) for each H mod 4.
+  CUtensorMap add_map[4];
+  CUtensorMap y_map[4];
+  int32_t add_merged, y_merged;
+  AddMode add_mode;
+  float const* add;
+  int64_t add_stride[2];  // N, C; for kPerChannel
+  float const* bias;
+  int64_t bias_stride;
+  int32_t has_bias, activation, add_after;
+  float negative_slope;
+  int32_t ring;  // units
+  int32_t out_channels;
+};
+
+struct SchedulerParams {
+  int32_t* counters;  // one per class, zero at start
+  int32_t* owners;    // per class and run: 1 + CTA that computes it, 0 before
+  int32_t classes, runs;
+  int32_t run_length, pairs_d;
+  cutlass::FastDivmod divide_tiles_h, divide_tiles_w, divide_runs_d;
+};
+
+/// What the cold path needs to recompute an output from the definition.
+struct ColdParams {
+  float* y;
+  float const* add;
+  float const* weight;
+  int64_t y_stride[5], add_stride[5], weight_stride[5];
+  int32_t out_size[3], kernel[3], padding[3];
+  int32_t in_channels, has_add;
+  int32_t const* weight_suspect;  // one per CTA of the weight kernel
+  int32_t weight_suspects;
+};
+
+struct KernelParams {
+  MainloopParams mainloop;
+  EpilogueParams epilogue;
+  SchedulerParams scheduler;
+  ColdParams cold;
+};
+
+}  // namespace convt3d::sm90
