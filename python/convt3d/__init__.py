@@ -6,16 +6,22 @@
 
 from ._explain import Explanation, explain
 from ._functional import conv_transpose3d
+from ._fuse import FuseEntry, FuseReport, fuse, fuse_report, unfuse
 from ._version import __version__
 from .modules import FusedConvTranspose3d, ModelNew
 from .reference import Model
 
 __all__ = [
     "Explanation",
+    "FuseEntry",
+    "FuseReport",
     "FusedConvTranspose3d",
     "Model",
     "ModelNew",
     "__version__",
     "conv_transpose3d",
     "explain",
+    "fuse",
+    "fuse_report",
+    "unfuse",
 ]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch norm at inference, folded into the transposed convolution's weight and bias.
+
+``(conv(x, w) + b - mean) * s + beta = conv(x, w * s) + (b - mean) * s + beta`` with
+``s = gamma / sqrt(var + eps)``. Computed in every call from the tensors as they are then, differentiable, and
+never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def fold(
+    weight: Tensor, bias: Tensor | None, groups: int, arguments: Mapping[str, Any]
+) -> tuple[Tensor, Tensor] | None:
+    """Weight and bias that do the work of ``F.batch_norm(**arguments)`` too, or None.
+
+    Args:
+        weight: (Cin, Cout / groups, kD, kH, kW).
+        bias: (Cout,).
+        arguments: of ``torch.nn.functional.batch_norm``, by name.
+
+    None stands for batch statistics, or for tensors that do not go with the weight. The arithmetic is fp32
+    for 16-bit weights; the results have the weight's dtype.
+    """
+    mean, var = arguments.get("running_mean"), arguments.get("running_var")
+    if arguments.get("training", False) or not isinstance(mean, Tensor) or not isinstance(var, Tensor):
+        return None
+    gamma, beta = arguments.get("weight"), arguments.get("bias")
+    channels = weight.shape[1] * groups
+    for tensor in (mean, var, gamma, beta):
+        if tensor is not None and (tensor.shape != (channels,) or tensor.device != weight.device):
+            return None
+    dtype = torch.float32 if weight.dtype.itemsize < 4 else weight.dtype
+    with torch.autocast(weight.device.type, enabled=False):
+        scale = torch.rsqrt(var.to(dtype) + arguments.get("eps", 1e-5))
+        if gamma is not None:
+            scale = scale * gamma.to(dtype)
+        shift = -mean.to(dtype) if bias is None else bias.to(dtype) - mean.to(dtype)
+        shift = shift * scale
+        if beta is not None:
+            shift = shift + beta.to(dtype)
+        if groups == 1:
+            folded = weight.to(dtype) * scale.view(1, channels, 1, 1, 1)
+        else:
+            by_group = weight.to(dtype).view(groups, -1, *weight.shape[1:])
+            folded = (by_group * scale.view(groups, 1, -1, 1, 1, 1)).flatten(0, 1)
+        return folded.to(weight.dtype), shift.to(weight.dtype)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module that takes an ``nn.ConvTranspose3d``'s place: the same object under another class.
+
+Changing the class keeps everything else: parameters, hooks, training flag, whoever else refers to the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _globals
+from torch.nn.utils import parametrize
+
+from .._memory_format import output_is_channels_last
+from .._problem import output_extent
+from ..modules import FusedConvTranspose3d
+from ._pending import PLAIN_TYPES, Ambience, Call, start, versions_of
+from ._steps import BATCH_NORM
+
+
+class InPlaceConvTranspose3d(FusedConvTranspose3d):
+    """A :class:`FusedConvTranspose3d` with the signature of ``nn.ConvTranspose3d``, made by :func:`fuse`.
+
+    Where the plan says that batch norm, an add or an activation follows, it returns a tensor that takes these
+    in when they are called.
+    """
+
+    # Class attributes: an object that changes its class does not pass through __init__.
+    add_order = "before"
+    activation = "none"
+    negative_slope = 0.01
+    precision = None
+    convt3d_plan: tuple[str, ...] = ()
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        """``conv_transpose3d(input) + bias``; arguments of ``nn.ConvTranspose3d``."""
+        if self.convt3d_plan and not torch.compiler.is_compiling() and self._may_wait(input):
+            waiting = self._wait(input, output_size)
+            if waiting is not None:
+                return waiting
+        return super().forward(input, None, output_size)
+
+    def _may_wait(self, input: Tensor) -> bool:
+        """Whether only planned operations see the result, and no hook, mode or transform has a say."""
+        return not (
+            type(input) not in PLAIN_TYPES
+            or input.device.type not in ("cpu", "cuda")
+            # In training batch norm needs the tensor.
+            or (self.training and self.convt3d_plan[0] == BATCH_NORM)
+            or self._forward_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or _globals._global_forward_hooks
+            or _globals._global_forward_pre_hooks
+            or _globals._global_backward_hooks
+            or _globals._global_backward_pre_hooks
+            or torch._C._len_torch_dispatch_stack() > 0
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch.autograd.forward_ad._current_level >= 0
+            or torch._C._get_tracing_state() is not None
+        )
+
+    def _wait(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor | None:
+        """The pending result, or None where the call would be refused: then the operator says why."""
+        weight, bias = self.weight, self.bias
+        if type(weight) not in PLAIN_TYPES or not (bias is None or type(bias) in PLAIN_TYPES):
+            return None
+        ambience = Ambience.current(input.device.type)
+        dtype = input.dtype
+        if ambience.autocast:
+            if not dtype.is_floating_point or torch.float64 in (dtype, weight.dtype):
+                return None
+            dtype = ambience.autocast_dtype
+        elif dtype != weight.dtype:
+            return None
+        batched = input.dim() == 5
+        if (
+            input.dim() not in (4, 5)
+            or input.shape[-4] != self.in_channels
+            or input.device != weight.device
+            or input.layout != torch.strided
+            or input.numel() == 0
+        ):
+            return None
+        stride: Any = self.stride
+        padding: Any = self.padding
+        dilation: Any = self.dilation
+        kernel: Any = self.kernel_size
+        output_padding: Any = self._output_padding(
+            input,
+            output_size,  # type: ignore[arg-type]
+            stride,
+            padding,
+            kernel,
+            3,
+            dilation,
+        )
+        spatial = zip(input.shape[-3:], kernel, stride, padding, output_padding, dilation, strict=True)
+        size = [output_extent(*extents) for extents in spatial]
+        if min(size) <= 0 or any(
+            op >= s and op >= d for op, s, d in zip(output_padding, stride, dilation, strict=True)
+        ):
+            return None
+        call = Call(
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            tuple(output_padding),
+            self.groups,
+            dilation,
+            self.precision,
+            ambience,
+            versions_of(input, weight, bias),
+        )
+        channels_last = output_is_channels_last(input if batched else input.unsqueeze(0), weight)
+        shape = (self.out_channels, *size)
+        if batched:
+            shape = (input.shape[0], *shape)
+        return start(call, self.convt3d_plan, shape, channels_last, dtype)
+
+
+def why_not(module: nn.ConvTranspose3d) -> str | None:
+    """Why ``module`` keeps its class, or None."""
+    cls = _without_parametrizations(module)
+    if issubclass(cls, FusedConvTranspose3d):
+        return "is a FusedConvTranspose3d already"
+    if issubclass(cls, nn.modules.lazy.LazyModuleMixin):
+        return "is lazy and has no shape yet: run the model once first"
+    if cls is not nn.ConvTranspose3d:
+        return f"is a subclass, {cls.__name__}, which may compute something else"
+    if "forward" in module.__dict__:
+        return "has a forward of its own"
+    return None
+
+
+def swap(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Makes ``module`` an instance of ``cls``, under its parametrizations if it has any."""
+    if parametrize.is_parametrized(module):
+        # torch puts the parametrized properties into a class of the module's own; make it anew over `cls`.
+        own = type(module)
+        names = {key: value for key, value in own.__dict__.items() if key not in ("__dict__", "__weakref__")}
+        cls = type(f"Parametrized{cls.__name__}", (cls,), names)
+    module.__class__ = cls
+
+
+def is_ours(module: nn.Module) -> bool:
+    return isinstance(module, InPlaceConvTranspose3d)
+
+
+def _without_parametrizations(module: nn.Module) -> type:
+    cls = type(module)
+    return cls.__bases__[0] if parametrize.is_parametrized(module) else cls

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transposed convolution that has been called but not run, waiting for the operation that follows.
+
+``PendingTensor`` is what a fused module returns where the plan says that a batch norm, an add or an
+activation follows. Those are taken into the call; any other use computes the tensor first. So the network's
+own code decides what is fused, in every call anew, and values never depend on the plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from .._functional import conv_transpose3d
+from .._problem import Triple
+from ._batch_norm import fold
+from ._steps import ADD, BATCH_NORM, DROPOUT, METADATA, MUL, X_HARDSWISH, Step, classify, is_eval_dropout
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True)
+class Ambience:
+    """What decides, besides its arguments, how a call runs: it must be the same when it runs later."""
+
+    device_type: str
+    grad: bool
+    inference: bool
+    autocast: bool
+    autocast_dtype: torch.dtype
+
+    @staticmethod
+    def current(device_type: str) -> Ambience:
+        return Ambience(
+            device_type,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled(device_type),
+            torch.get_autocast_dtype(device_type),
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        with (
+            torch.inference_mode(self.inference),
+            torch.set_grad_enabled(self.grad),
+            torch.autocast(self.device_type, self.autocast_dtype, self.autocast),
+        ):
+            yield
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one :func:`convt3d.conv_transpose3d`, collected step by step."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    stride: Triple
+    padding: Triple
+    output_padding: Triple
+    groups: int
+    dilation: Triple
+    precision: str | None
+    ambience: Ambience
+    versions: tuple[tuple[Tensor, int], ...]
+    add: Tensor | None = None
+    add_order: str = "before"
+    activation: str = "none"
+    negative_slope: float = 0.01
+
+    def run(self) -> Tensor:
+        self._check_versions()
+        if self.ambience == Ambience.current(self.ambience.device_type):
+            return self._run(self.input, self.weight, self.bias, self.add)
+        with self.ambience.restored():
+            return self._run(self.input, self.weight, self.bias, self.add)
+
+    def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+        return conv_transpose3d(
+            input,
+            weight,
+            bias,
+            self.stride,
+            self.padding,
+            self.output_padding,
+            self.groups,
+            self.dilation,
+            add=add,
+            add_order=self.add_order,
+            activation=self.activation,
+            negative_slope=self.negative_slope,
+            precision=self.precision,
+        )
+
+    def gradients(self, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Of input, weight, bias and add, for a graph that got hold of the pending tensor itself."""
+        self._check_versions()
+        with self.ambience.restored(), torch.enable_grad():
+            leaves = [
+                None if t is None else t.detach().requires_grad_(w)
+                for t, w in zip(self.tensors, wanted, strict=True)
+            ]
+            out = self._run(*leaves)  # type: ignore[arg-type]
+            chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if leaf is not None and want]
+            found = iter(torch.autograd.grad(out, chosen, grad_output))
+        return [next(found) if t is not None and w else None for t, w in zip(leaves, wanted, strict=True)]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        return self.input, self.weight, self.bias, self.add
+
+    @property
+    def wants_grad(self) -> bool:
+        return self.ambience.grad and any(t is not None and t.requires_grad for t in self.tensors)
+
+    def _check_versions(self) -> None:
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "convt3d: a tensor that a fused transposed convolution reads was changed in place "
+                    "between the convolution and what follows it (or the result was kept by a hook and read "
+                    "after the weights had changed). Call convt3d.fuse() again with the hooks in place, or "
+                    "convt3d.unfuse()"
+                )
+
+
+def versions_of(*tensors: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
+    """What in-place changes are noticed by; inference tensors do not count theirs."""
+    return tuple((t, t._version) for t in tensors if t is not None and not t.is_inference())
+
+
+class _Attach(torch.autograd.Function):
+    """Gives a pending tensor its place in the graph, for code that reaches autograd past the Python layer."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, like: PendingTensor | _Form, *tensors: Tensor | None) -> Tensor:
+        ctx.call = call
+        return _Attach.plain(call, like)  # made here: an input handed back would be a view of itself
+
+    @staticmethod
+    def plain(call: Call, like: PendingTensor | _Form, *tensors: Tensor | None) -> PendingTensor:
+        """The bare tensor, with no place in a graph."""
+        made: PendingTensor = torch.Tensor._make_wrapper_subclass(
+            PendingTensor, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+        )
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.call.gradients(grad_outputs[0], ctx.needs_input_grad[2:]))
+
+
+class PendingTensor(torch.Tensor):
+    """The result of a :class:`Call` that has not run: shape, type and device are known, values on demand."""
+
+    _call: Call
+    _remaining: tuple[str, ...]  # planned steps
+    _value: Tensor | None  # once computed
+    _successor: PendingTensor | None  # what an in-place step has made of it
+    _gate_of: PendingTensor | None  # for the hardswish(t) of t * hardswish(t): t
+
+    @staticmethod
+    def create(call: Call, remaining: tuple[str, ...], like: PendingTensor | _Form) -> PendingTensor:
+        make: Any = _Attach.apply if call.wants_grad else _Attach.plain
+        pending: PendingTensor = make(call, like, *call.tensors)
+        pending._call = call
+        pending._remaining = remaining
+        pending._value = pending._successor = pending._gate_of = None
+        return pending
+
+    def resolve(self) -> Tensor:
+        """The tensor itself; computed once."""
+        pending = self.latest()
+        if pending._value is None:
+            pending._value = pending._adopted_value() if pending._is_adopted() else pending._call.run()
+        return pending._value
+
+    def _is_adopted(self) -> bool:
+        """Whether an autograd.Function, such as a checkpoint, has returned this tensor as its own result."""
+        if self._call.wants_grad:
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.requires_grad
+
+    def _adopted_value(self) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.clone(self)  # through autograd, to the function's backward
+
+    def latest(self) -> PendingTensor:
+        pending = self
+        while pending._successor is not None:
+            pending = pending._successor
+        return pending
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        step = classify(func, args, kwargs)
+        if step is not None:
+            taken = _take(step)
+            if taken is not None:
+                return taken
+        args, kwargs = tree_map(_resolved, (tuple(args), dict(kwargs)))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        # Reached only by code that skips the Python layer (an autograd.Function, a C++ extension). Autograd
+        # is behind us here: what is computed now has no graph and must not be kept as the value.
+        def plain(item: Any) -> Any:
+            if not isinstance(item, PendingTensor):
+                return item
+            pending = item.latest()
+            return pending._call.run() if pending._value is None else pending._value
+
+        args, kwargs = tree_map(plain, (tuple(args), dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Shape, strides, type and device of a result to come."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+
+def start(
+    call: Call,
+    remaining: tuple[str, ...],
+    shape: tuple[int, ...],
+    channels_last: bool,
+    dtype: torch.dtype,
+) -> PendingTensor:
+    """A pending result of ``shape``, (N, C, D, H, W) or (C, D, H, W)."""
+    channels, depth, height, width = shape[-4:]
+    if channels_last:
+        strides: tuple[int, ...] = (1, height * width * channels, width * channels, channels)
+    else:
+        strides = (depth * height * width, height * width, width, 1)
+    if len(shape) == 5:
+        strides = (channels * depth * height * width, *strides)
+    return PendingTensor.create(call, remaining, _Form(shape, strides, dtype, call.input.device))
+
+
+def _resolved(item: Any) -> Any:
+    return item.resolve() if isinstance(item, PendingTensor) else item
+
+
+# --- taking a step in --------------------------------------------------------------------------------------
+
+
+def _take(step: Step) -> Tensor | None:
+    """The result of a call with a pending operand, if the plan has it next and it can be taken; else None."""
+    if step.name == MUL:
+        return _take_mul(step)
+    if step.name == ADD:
+        first, second = step.operands
+        taken = _take_add(first, second, step)
+        # An in-place add changes its first operand, which other names may refer to: nothing replaces that.
+        return taken if taken is not None or step.inplace else _take_add(second, first, step)
+    pending = _open(step.operands[0])
+    if pending is None:
+        return None
+    call, planned = pending._call, pending._remaining[0]
+    if step.name == planned == DROPOUT:
+        return _advance(pending, call, inplace=True) if is_eval_dropout(step) else None
+    if step.name == planned == BATCH_NORM:
+        assert step.arguments is not None
+        folded = fold(call.weight, call.bias, call.groups, step.arguments)
+        if folded is None:
+            return None
+        return _advance(pending, replace(call, weight=folded[0], bias=folded[1]), step.inplace)
+    if step.name == "hardswish" and planned == X_HARDSWISH and not step.inplace:
+        gate = PendingTensor.create(replace(call, activation="hardswish"), (), pending)
+        gate._gate_of = pending
+        return gate
+    if step.is_activation and step.name == planned:
+        call = replace(call, activation=step.name, negative_slope=step.negative_slope)
+        return _advance(pending, call, step.inplace)
+    return None
+
+
+def _take_mul(step: Step) -> Tensor | None:
+    first, second = step.operands
+    for t, gate in ((first, second), (second, first)):
+        if isinstance(gate, PendingTensor) and gate._gate_of is not None and gate._value is None:
+            pending = _open(t)
+            if pending is gate._gate_of and (not step.inplace or t is first):
+                assert pending is not None
+                return _advance(pending, replace(pending._call, activation=X_HARDSWISH), step.inplace)
+    return None
+
+
+def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
+    pending = _open(base)
+    if pending is None or pending._remaining[0] != ADD or pending._call.add is not None:
+        return None
+    if isinstance(other, PendingTensor):
+        other = other.resolve()
+    # Another type would promote (under autocast: an fp16 result plus an fp32 skip is fp32), another shape
+    # could enlarge the result.
+    if (
+        type(other) not in PLAIN_TYPES
+        or other.dtype != pending.dtype
+        or other.device != pending.device
+        or not _broadcasts_to(other.shape, pending.shape)
+    ):
+        return None
+    call = pending._call
+    order = "before" if call.activation == "none" else "after"
+    call = replace(call, add=other, add_order=order, versions=call.versions + versions_of(other))
+    return _advance(pending, call, step.inplace)
+
+
+def _broadcasts_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    offset = len(wanted) - len(shape)
+    return offset >= 0 and all(n in (1, wanted[offset + dim]) for dim, n in enumerate(shape))
+
+
+def _open(operand: Any) -> PendingTensor | None:
+    """The pending tensor that ``operand`` is, if it can still take something in."""
+    if not isinstance(operand, PendingTensor):
+        return None
+    pending = operand.latest()
+    if pending._value is not None or not pending._remaining or pending._is_adopted():
+        return None
+    ambience = pending._call.ambience
+    return pending if ambience == Ambience.current(ambience.device_type) else None
+
+
+def _advance(pending: PendingTensor, call: Call, inplace: bool) -> Tensor:
+    remaining = pending._remaining[1:]
+    if not remaining:
+        # The chain ends here: from here on there are ordinary tensors only.
+        value = call.run()
+        if inplace:
+            pending._value = value
+        return value
+    following = PendingTensor.create(call, remaining, pending)
+    if inplace:
+        pending._successor = following
+    return following

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a graph to plans: the operations that each transposed convolution can take in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ._steps import (
+    ADD,
+    BATCH_NORM,
+    DROPOUT,
+    METADATA_ATTRIBUTES,
+    METADATA_METHODS,
+    MUL,
+    X_HARDSWISH,
+    Step,
+    classify,
+)
+from ._trace import has_hooks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call of a transposed convolution can take in, and why no more."""
+
+    steps: tuple[str, ...]
+    reason: str
+
+
+def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[nn.ConvTranspose3d, Plan]]:
+    """One plan for each call of a transposed convolution in ``graph``.
+
+    Args:
+        root: what the names in ``graph`` are relative to.
+        at_the_end: the reason where the result is what ``graph`` returns.
+    """
+    planner = _Planner(root, graph, at_the_end)
+    for node in graph.nodes:
+        module = planner.module(node)
+        if isinstance(module, nn.ConvTranspose3d):
+            yield module, planner.plan(node)
+
+
+class _Planner:
+    def __init__(self, root: nn.Module, graph: fx.Graph, at_the_end: str) -> None:
+        self.root = root
+        self.at_the_end = at_the_end
+        self.position = {node: index for index, node in enumerate(graph.nodes)}
+        self.mutations = [
+            (node, target) for node in graph.nodes if (target := self._changed_operand(node)) is not None
+        ]
+        self.claimed: set[fx.Node] = set()
+
+    def module(self, node: fx.Node) -> nn.Module | None:
+        if node.op != "call_module":
+            return None
+        assert isinstance(node.target, str)
+        return self.root.get_submodule(node.target)
+
+    def plan(self, conv: fx.Node) -> Plan:
+        steps: list[str] = []
+        chain = [conv]
+        # What the deferred call reads, each with the node at which the network itself reads it.
+        read = [(argument, conv) for argument in conv.all_input_nodes[:1]]
+        while True:
+            found = self._next(chain[-1], steps)
+            if isinstance(found, str):
+                reason = found
+                break
+            name, nodes, operands = found
+            # The gradient of an activation reads the add again: it may not change later either.
+            kept = ADD in steps and name not in (BATCH_NORM, DROPOUT)
+            changed = self._changed(read[:1], nodes[-1], {*chain, *nodes}) or self._changed(
+                read[1:], None if kept else nodes[-1], {*chain, *nodes}
+            )
+            if changed is not None:
+                reason = (
+                    f"then {self._describe(nodes[-1])}, but {changed} changes in place what would be read"
+                )
+                break
+            steps.append(name)
+            chain += nodes
+            read += [(operand, nodes[-1]) for operand in operands]
+        while steps and steps[-1] == DROPOUT:  # alone it is nothing to take in
+            steps.pop()
+            chain.pop()
+        self.claimed.update(chain[1:])
+        return Plan(tuple(steps), reason)
+
+    def _next(self, node: fx.Node, steps: list[str]) -> tuple[str, list[fx.Node], list[fx.Node]] | str:
+        """The name, the nodes and the other operands of the step that follows; or why there is none."""
+        users = [user for user in node.users if not _is_metadata(user)]
+        if not users:
+            return "then nothing uses the result"
+        activated = any(step not in (BATCH_NORM, DROPOUT, ADD) for step in steps)
+        if not activated:
+            gate = self._gated_by_itself(users, node)
+            if gate is not None:
+                return self._unseen_between(node, gate[1]) or (X_HARDSWISH, list(gate), [])
+        if len(users) > 1:
+            return f"then the result is used {len(users)} times"
+        user = users[0]
+        if user.op == "output":
+            return self.at_the_end
+        if list(user.all_input_nodes).count(node) != 1 or _count(user, node) != 1:
+            return f"then the result is used twice by {self._describe(user)}"
+        unseen = self._unseen_between(node, user)
+        if unseen:
+            return unseen
+        step = self._step(user)
+        then = f"then {self._describe(user)}"
+        if step is None or step.name == MUL:
+            return then
+        if step.name == DROPOUT:
+            return DROPOUT, [user], []
+        if step.name == BATCH_NORM:
+            return then if ADD in steps or activated or BATCH_NORM in steps else (BATCH_NORM, [user], [])
+        if step.name == ADD:
+            return self._add(node, user, step, steps, then)
+        return then if activated else (step.name, [user], [])
+
+    def _add(
+        self, node: fx.Node, user: fx.Node, step: Step, steps: list[str], then: str
+    ) -> tuple[str, list[fx.Node], list[fx.Node]] | str:
+        if ADD in steps:
+            return then
+        if user in self.claimed:
+            return f"{then}, which the other operand's convolution takes"
+        other = step.operands[1] if step.operands[0] is node else step.operands[0]
+        if step.inplace and step.operands[0] is not node:
+            return f"{then}, which changes its other operand in place"
+        if isinstance(other, (bool, int, float)):
+            return f"{then} of a number"
+        return ADD, [user], [other] if isinstance(other, fx.Node) else []
+
+    def _gated_by_itself(self, users: list[fx.Node], t: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+        """The two nodes of ``t * hardswish(t)``."""
+        if len(users) != 2:
+            return None
+        for gate, product in (users, reversed(users)):
+            first, second = self._step(gate), self._step(product)
+            if (
+                first is not None
+                and first.name == "hardswish"
+                and not first.inplace
+                and second is not None
+                and second.name == MUL
+                and list(gate.users) == [product]
+                and {id(operand) for operand in second.operands} == {id(t), id(gate)}
+                and not (second.inplace and second.operands[0] is gate)
+                and not self._unseen_between(gate, product)
+            ):
+                return gate, product
+        return None
+
+    def _step(self, node: fx.Node) -> Step | None:
+        module = self.module(node)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) in (
+            nn.BatchNorm3d,
+            nn.SyncBatchNorm,
+        ):
+            return Step(BATCH_NORM, (node.args[0],)) if node.args else None
+        function: Any = node.target
+        if node.op == "call_method":
+            function = getattr(torch.Tensor, str(node.target), None)
+        elif node.op != "call_function":
+            return None
+        return classify(function, node.args, node.kwargs)
+
+    def _unseen_between(self, node: fx.Node, user: fx.Node) -> str | None:
+        """A reason if a hook sees the tensor on its way from ``node`` to ``user``."""
+        left, entered = _stack(node), _stack(user)
+        names = [name for call, name in left.items() if call not in entered]
+        names += [name for call, name in entered.items() if call not in left]
+        names += [str(n.target) for n in (node, user) if n.op == "call_module"]
+        for name in names:
+            if has_hooks(self.root.get_submodule(name)):
+                return f"then a hook of {name!r} sees the result"
+        return None
+
+    def _describe(self, node: fx.Node) -> str:
+        module = self.module(node)
+        return _function_name(node) if module is None else f"{type(module).__name__} {str(node.target)!r}"
+
+    # --- changes in place ----------------------------------------------------------------------------------
+
+    def _changed_operand(self, node: fx.Node) -> fx.Node | None:
+        """The node whose tensor ``node`` changes."""
+        module = self.module(node)
+        if module is not None:
+            inplace = bool(getattr(module, "inplace", False))
+        else:
+            name = _function_name(node)
+            step = self._step(node)
+            inplace = (
+                (name.endswith("_") and not name.endswith("__"))
+                or name in _INPLACE_OPERATORS
+                or node.kwargs.get("inplace") is True
+                or (step is not None and step.inplace)
+            )
+        inputs = node.all_input_nodes
+        if not inplace or not inputs:
+            return None
+        first = node.args[0] if node.args else None
+        return first if isinstance(first, fx.Node) else inputs[0]
+
+    def _changed(
+        self, read: list[tuple[fx.Node, fx.Node]], end: fx.Node | None, chain: set[fx.Node]
+    ) -> str | None:
+        """What changes a tensor after the network has read it and before ``end``; without ``end``, ever."""
+        for node, target in self.mutations:
+            if node in chain or (end is not None and self.position[node] > self.position[end]):
+                continue
+            for tensor, reader in read:
+                late = self.position[node] > self.position[reader]
+                if late and self._storage(target) & self._storage(tensor):
+                    return self._describe(node)
+        return None
+
+    def _storage(self, node: fx.Node) -> set[fx.Node]:
+        """The nodes whose memory ``node`` may share, itself among them."""
+        found: set[fx.Node] = set()
+        waiting = [node]
+        while waiting:
+            current = waiting.pop()
+            if current not in found:
+                found.add(current)
+                if not self._is_fresh(current):
+                    waiting += current.all_input_nodes
+        return found
+
+    def _is_fresh(self, node: fx.Node) -> bool:
+        """Whether the result surely has memory of its own."""
+        if self._changed_operand(node) is not None:
+            return False
+        module = self.module(node)
+        if module is not None:
+            return isinstance(module, _FRESH_MODULES)
+        step = self._step(node)
+        return (step is not None and step.name != DROPOUT) or _function_name(node) in _FRESH_FUNCTIONS
+
+
+_FRESH_MODULES = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.Linear,
+    nn.PReLU,
+)
+_FRESH_FUNCTIONS = frozenset(
+    {
+        "cat", "stack", "conv3d", "conv_transpose3d", "linear", "matmul", "interpolate", "instance_norm",
+        "group_norm", "layer_norm", "batch_norm", "max_pool3d", "avg_pool3d", "prelu", "sub", "div", "clone",
+        "zeros", "ones", "empty", "zeros_like",
+    }
+)  # fmt: skip
+_INPLACE_OPERATORS = frozenset({"__setitem__", "setitem", "iadd", "isub", "imul", "itruediv"})
+
+
+def _stack(node: fx.Node) -> dict[str, str]:
+    """The names of the modules around ``node``, by a key of the call."""
+    stack: dict[str, Any] = node.meta.get("nn_module_stack", {})
+    return {call: value[0] for call, value in stack.items() if value[0]}
+
+
+def _count(user: fx.Node, node: fx.Node) -> int:
+    hits: list[fx.Node] = []
+    fx.map_arg((user.args, user.kwargs), lambda n: hits.append(n) if n is node else None)
+    return len(hits)
+
+
+def _function_name(node: fx.Node) -> str:
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", node.target))
+    return str(node.target)
+
+
+def _is_metadata(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in METADATA_METHODS
+    return node.op == "call_function" and node.target is getattr and node.args[1] in METADATA_ATTRIBUTES

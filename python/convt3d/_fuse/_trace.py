@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs that show what follows each transposed convolution: by torch.fx, or by watching one run.
+
+Graphs serve the plan alone. They are never run, so what they do not see (a flag that changes later, another
+branch) costs a fusion, not a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules import module as _globals
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ._steps import METADATA
+
+# Traced into, so that the graph shows the function they call.
+_TRANSPARENT = (
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Dropout,
+    nn.Dropout3d, nn.Identity,
+)  # fmt: skip
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether code outside the module sees what goes in or comes out."""
+    return any(getattr(module, name, None) for name in _HOOKS)
+
+
+def holds_conv(module: nn.Module) -> bool:
+    return any(isinstance(m, nn.ConvTranspose3d) for m in module.modules())
+
+
+class _Tracer(fx.Tracer):
+    """Symbolic tracing in which a module that does not trace is one opaque node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opaque: dict[nn.Module, str] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, nn.ConvTranspose3d):
+            return True
+        return type(m) not in _TRANSPARENT and super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if m not in self.opaque:
+            last = next(iter(reversed(self.graph.nodes)), None)
+            stack = OrderedDict(self.module_stack)
+            try:
+                return super().call_module(m, forward, args, kwargs)
+            except Exception as error:
+                self.module_stack = stack
+                self.opaque[m] = _first_line(error)
+                for node in reversed(self.graph.nodes):
+                    if node is last:
+                        break
+                    self.graph.erase_node(node)
+        return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0].split('. ')[0]}" if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def _left_as_found(model: nn.Module) -> Iterator[None]:
+    """Undoes what a forward with stand-ins for tensors may leave behind; hides the hooks from it."""
+    found = []
+    for module in model.modules():
+        parts: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for part in (module._parameters, module._buffers, module._modules):
+            parts.append((part, dict(part)))
+        found.append((module, dict(module.__dict__), parts))
+        for name in _HOOKS:
+            module.__dict__[name] = OrderedDict()
+    random_state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(random_state)
+        for module, attributes, parts in found:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for part, content in parts:
+                part.clear()
+                part.update(content)
+
+
+Region = tuple[nn.Module, fx.Graph]  # names in the graph are relative to the module
+
+
+def symbolic_graphs(model: nn.Module) -> tuple[list[Region], dict[nn.Module, str]]:
+    """Graphs of the largest modules that torch.fx can trace and, of those it cannot, the reason.
+
+    Together the graphs show every transposed convolution that runs inside a forward that traces.
+    """
+    regions: list[Region] = []
+    opaque: dict[nn.Module, str] = {}
+    waiting = [model]
+    seen = set()
+    with _left_as_found(model):
+        while waiting:
+            root = waiting.pop(0)
+            if root in seen or isinstance(root, nn.ConvTranspose3d) or not holds_conv(root):
+                continue
+            seen.add(root)
+            if _is_container(root):
+                waiting += root.children()
+                continue
+            tracer = _Tracer()
+            try:
+                graph = tracer.trace(root)
+            except Exception as error:
+                opaque[root] = _first_line(error)
+                waiting += root.children()
+                continue
+            regions.append((root, graph))
+            for module, reason in tracer.opaque.items():
+                if holds_conv(module):
+                    opaque[module] = reason
+                    waiting += module.children()
+    return regions, opaque
+
+
+def _is_container(module: nn.Module) -> bool:
+    """ModuleList and the like: no forward to trace."""
+    return type(module).forward is nn.Module.forward and "forward" not in module.__dict__
+
+
+class _Recorder(TorchFunctionMode):
+    """Writes the calls of one run down as a graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.names = {module: name for name, module in model.named_modules()}
+        self.stack: OrderedDict[str, tuple[str, Any]] = OrderedDict()
+        self.nodes: Any = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA:
+            return func(*args, **kwargs)
+        node_args = self._stand_ins(tuple(args))
+        node_kwargs = self._stand_ins(dict(kwargs))
+        out = func(*args, **kwargs)
+        if any(isinstance(leaf, Tensor) for leaf in tree_flatten(out)[0]):
+            self._enter(self._node("call_function", func, node_args, node_kwargs), out)
+        else:
+            self._node("call_function", func, node_args, node_kwargs)
+        return out
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        if module in self.names:
+            self.stack[self.names[module]] = (self.names[module], type(module))
+
+    def after(self, module: nn.Module, args: Any, out: Any) -> None:
+        if module not in self.names:
+            return
+        self.stack.pop(self.names[module], None)
+        if isinstance(module, nn.ConvTranspose3d) and isinstance(out, Tensor):
+            self._enter(self._node("call_module", self.names[module], self._stand_ins(tuple(args)), {}), out)
+
+    def finish(self, out: Any) -> None:
+        self.graph.output(self._stand_ins(tuple(tree_flatten(out)[0])))
+
+    def _stand_ins(self, arguments: Any) -> Any:
+        def stand_in(item: Any) -> Any:
+            if isinstance(item, Tensor):
+                return self.nodes.get(item)
+            return item if isinstance(item, (int, float, bool, str)) else None
+
+        return tree_map(stand_in, arguments)
+
+    def _node(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        node = self.graph.create_node(op, target, args, kwargs)
+        node.meta["nn_module_stack"] = OrderedDict(self.stack)
+        return node
+
+    def _enter(self, node: fx.Node, out: Any) -> None:
+        if isinstance(out, Tensor):
+            self.nodes[out] = node
+        elif isinstance(out, (tuple, list)):
+            for index, item in enumerate(out):
+                if isinstance(item, Tensor):
+                    self.nodes[item] = self._node("call_function", operator.getitem, (node, index), {})
+
+
+def recorded_graph(model: nn.Module, example_inputs: Any) -> fx.Graph:
+    """The graph of one run of ``model`` in eval mode, without gradients.
+
+    Args:
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+    """
+    if isinstance(example_inputs, Mapping):
+        args: tuple[Any, ...] = ()
+        kwargs = dict(example_inputs)
+    else:
+        args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+        kwargs = {}
+    training = [(module, module.training) for module in model.modules()]
+    recorder = _Recorder(model)
+    handles = [
+        _globals.register_module_forward_pre_hook(recorder.before),
+        _globals.register_module_forward_hook(recorder.after),
+    ]
+    devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
+    try:
+        for module, _ in training:
+            module.training = False
+        with torch.random.fork_rng(sorted(d.index for d in devices)), torch.no_grad():
+            # The inputs' nodes: what the run changes in place is then known by name.
+            for leaf in tree_flatten((args, kwargs))[0]:
+                if isinstance(leaf, Tensor):
+                    recorder.nodes[leaf] = recorder.graph.placeholder(f"input_{len(recorder.nodes)}")
+            with recorder:
+                out = model(*args, **kwargs)
+        recorder.finish(out)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, flag in training:
+            module.training = flag
+    return recorder.graph

@@ -1,0 +1,640 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fused model is still the user's model: hooks, copies, pickles, replicas, compilation, autocast."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import convt3d
+from convt3d import FusedConvTranspose3d, fuse, fuse_report, unfuse
+from convt3d._fuse import _pending
+from fuse_nets import (
+    Chain,
+    LocalNetLike,
+    StereoLike,
+    assert_close,
+    calibrated,
+    check_same,
+    inputs,
+    spiced,
+    up,
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Networks this small lose time to threads that wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def deferred(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The activations of the deferred calls that ran."""
+    found: list[str] = []
+    real = _pending.conv_transpose3d
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        found.append(kwargs["activation"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(_pending, "conv_transpose3d", spy)
+    return found
+
+
+class Residual(nn.Module):
+    """relu(up(x) + skip), the plan that most tests use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = up()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return self.act(self.up(x) + skip)
+
+
+def test_same_object_and_back() -> None:
+    model = spiced(StereoLike())
+    modules = dict(model.named_modules())
+    before = {name: (type(m), set(m.__dict__)) for name, m in modules.items()}
+    text = repr(model)
+    for _ in range(2):  # idempotent
+        assert fuse(model) is model
+        conv = model.conv5[0]
+        assert isinstance(conv, FusedConvTranspose3d) and type(conv).__mro__.count(nn.ConvTranspose3d) == 1
+        assert dict(model.named_modules()) == modules
+        assert fuse_report(model)["conv5.0"].fused == ("batch_norm", "add", "relu")
+    assert unfuse(model) is model
+    assert {name: (type(m), set(m.__dict__)) for name, m in model.named_modules()} == before
+    assert repr(model) == text
+    with pytest.raises(ValueError, match="not passed to"):
+        fuse_report(model)
+    assert unfuse(nn.ReLU()) is not None
+
+
+def test_signature_of_the_module_stays() -> None:
+    """The second positional argument is output_size, as before."""
+    conv = nn.ConvTranspose3d(6, 6, 3, 2, 1)
+    x = inputs()[0]
+    wanted = conv(x, (6, 7, 10))
+    fuse(conv)
+    assert_close(conv(x, (6, 7, 10)), wanted)
+    assert_close(conv(x, output_size=[6, 7, 10]), wanted)
+    with pytest.raises(ValueError, match="output size"):
+        conv(x, (9, 9, 9))
+
+
+def test_output_size_in_a_chain(deferred: list[str]) -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.ConvTranspose3d(6, 6, 3, 2, 1)
+
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            return self.up(x, skip.shape[2:]) + skip
+
+    x, skip = inputs()
+    for args in ((x, skip), (x, skip[..., :-1])):
+        assert check_same(Sized(), args)["up"].fused == ("add",)
+    assert deferred
+
+
+def test_not_a_module() -> None:
+    with pytest.raises(TypeError, match="model"):
+        fuse(F.relu)  # type: ignore[type-var]
+
+
+def test_report_reads_well() -> None:
+    class Own(nn.ConvTranspose3d):
+        pass
+
+    model = nn.ModuleDict(
+        {
+            "fused": Residual(),
+            "alone": nn.Sequential(up(), nn.InstanceNorm3d(6)),
+            "own": Own(6, 6, 2),
+            "ours": FusedConvTranspose3d(6, 6, 2),
+            "lazy": nn.LazyConvTranspose3d(6, 2),
+            "patched": up(),
+        }
+    )
+    model["patched"].forward = lambda x: x  # type: ignore[method-assign]
+    kinds = [type(m) for m in model.values()]
+    fuse(model)
+    report = fuse_report(model)
+    assert str(report).splitlines() == [
+        "convt3d.fuse: 2 of 6 transposed convolutions replaced, 1 with what follows",
+        "  fused.up: conv + add + relu; then the output of 'fused'",
+        "  alone.0: conv; then InstanceNorm3d '1'",
+        "  own: left as it is: is a subclass, Own, which may compute something else",
+        "  ours: left as it is: is a FusedConvTranspose3d already",
+        "  lazy: left as it is: is lazy and has no shape yet: run the model once first",
+        "  patched: left as it is: has a forward of its own",
+    ]
+    assert [e.name for e in report.left] == ["own", "ours", "lazy", "patched"]
+    assert [e.name for e in report.fused] == ["fused.up"]
+    unfuse(model)
+    assert [type(m) for m in model.values()] == kinds
+    with pytest.raises(KeyError):
+        report["nobody"]
+
+
+def test_other_upsamplings_are_not_touched() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(3, 3, 2), nn.Upsample(2))
+    fuse(model)
+    assert fuse_report(model).entries == () and type(model[0]) is nn.ConvTranspose2d
+
+
+# --- hooks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["conv5.0", "conv5", "conv5.1"])
+@pytest.mark.parametrize("when", ["before fuse", "after fuse"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
+def test_hooks_see_what_they_saw(where: str, when: str, kind: str) -> None:
+    model = spiced(StereoLike()).eval()
+    twin = copy.deepcopy(model)
+    seen: dict[str, list[Tensor]] = {"model": [], "twin": []}
+
+    def register(net: nn.Module, name: str) -> None:
+        module = net.get_submodule(where)
+        if kind == "forward":
+            module.register_forward_hook(lambda m, args, out: seen[name].append(out * 1))
+        elif kind == "forward_pre":
+            module.register_forward_pre_hook(lambda m, args: seen[name].append(args[0] * 1))
+        else:
+            module.register_full_backward_hook(lambda m, gi, go: seen[name].append(go[0]))
+
+    if when == "before fuse":
+        register(model, "model")
+    fuse(model)
+    if when == "after fuse":
+        register(model, "model")
+    register(twin, "twin")
+    grads = []
+    for net in (model, twin):
+        x, skip = (t.requires_grad_() for t in inputs())
+        out = net(x, skip)
+        grads.append(torch.autograd.grad(out.square().sum(), [x, skip, *net.parameters()]))
+    assert_close(seen["model"], seen["twin"], 1e-5)
+    assert_close(grads[0], grads[1], 1e-5)
+    assert len(seen["model"]) == 1
+
+
+def test_hooks_are_named_in_the_report() -> None:
+    model = spiced(StereoLike())
+    model.conv5.register_forward_hook(lambda m, args, out: None)
+    fuse(model)
+    entry = fuse_report(model)["conv5.0"]
+    assert entry.fused == ("batch_norm",) and "hook of 'conv5'" in entry.reason
+
+
+def test_a_hook_that_replaces_the_result() -> None:
+    model = Residual()
+    model.up.register_forward_hook(lambda m, args, out: out * 2)
+    check_same(model, inputs())
+
+
+def test_hooks_do_not_see_the_trace() -> None:
+    seen: list[Any] = []
+    model = Residual()
+    model.register_forward_pre_hook(lambda m, args: seen.append(args))
+    model.act.register_forward_hook(lambda m, args, out: seen.append(out))
+    fuse(model)
+    assert seen == []
+    assert len(model._forward_pre_hooks) == 1 and len(model.act._forward_hooks) == 1
+
+
+def test_global_hooks(deferred: list[str]) -> None:
+    model = fuse(Residual())
+    seen: list[Tensor] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, args, out: seen.append(out))
+    try:
+        model(*inputs())
+    finally:
+        handle.remove()
+    assert deferred == [] and [type(t) for t in seen] == [Tensor, Tensor, Tensor]
+    model(*inputs())
+    assert deferred == ["relu"]
+
+
+# --- copies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_are_fused_and_independent(how: str, deferred: list[str]) -> None:
+    model = fuse(spiced(StereoLike()).eval())
+    expected = model(*inputs())
+    if how == "deepcopy":
+        twin = copy.deepcopy(model)
+    elif how == "pickle":
+        twin = pickle.loads(pickle.dumps(model))
+    else:
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        twin = torch.load(buffer, weights_only=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    deferred.clear()
+    assert torch.equal(twin(*inputs()), expected)
+    assert deferred == ["relu"]
+    assert str(fuse_report(twin)) == str(fuse_report(model))
+    assert_close(unfuse(twin)(*inputs()), expected)
+
+
+def test_state_dict_goes_both_ways() -> None:
+    plain, fused = spiced(StereoLike()).eval(), fuse(spiced(StereoLike()).eval())
+    fused.load_state_dict(plain.state_dict())
+    assert_close(fused(*inputs()), plain(*inputs()))
+    buffer = io.BytesIO()
+    torch.save(fused.state_dict(), buffer)
+    buffer.seek(0)
+    other = StereoLike().eval()
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert_close(other(*inputs()), plain(*inputs()))
+
+
+def replicas(model: nn.Module, count: int) -> list[nn.Module]:
+    """What ``DataParallel`` makes of a model, on one device: module by module, tensors as attributes."""
+    made = []
+    for _ in range(count):
+        copies = {m: m._replicate_for_data_parallel() for m in model.modules()}
+        for module, replica in copies.items():
+            for name, child in module._modules.items():
+                replica._modules[name] = None if child is None else copies[child]
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    replica._parameters[name] = None
+                else:
+                    setattr(replica, name, parameter * 1.0)
+            for name, value in module._buffers.items():
+                replica._buffers[name] = value
+        made.append(copies[model])
+    return made
+
+
+def test_replicas_use_their_own_parameters(deferred: list[str]) -> None:
+    model = fuse(spiced(StereoLike()).eval())
+    expected = model(*inputs())
+    copies = replicas(model, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    results: list[Tensor] = []
+    deferred.clear()
+    threads = [threading.Thread(target=lambda c=c: results.append(c(*inputs()))) for c in copies]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(result, expected) for result in results) and len(results) == 2
+    assert deferred == ["relu", "relu"]
+
+
+def test_functional_call() -> None:
+    model = fuse(Residual())
+    other = Residual()
+    out = torch.func.functional_call(model, dict(other.named_parameters()), inputs())
+    assert_close(out, other(*inputs()))
+
+
+# --- parameters --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["parametrize", "hook"])
+def test_weight_norm(style: str, deferred: list[str]) -> None:
+    model = spiced(LocalNetLike())
+    if style == "parametrize":
+        parametrizations.weight_norm(model.deconv[0], dim=1)
+    else:
+        with pytest.warns(FutureWarning):
+            nn.utils.weight_norm(model.deconv[0])
+        # Weights made by the hook are no leaves, which deepcopy refuses: compare with the model itself.
+        expected = model(*inputs())
+        assert_close(fuse(model)(*inputs()), expected)
+        return
+    assert check_same(model, inputs())["deconv.0"].fused == ("batch_norm", "relu", "add")
+    deferred.clear()
+    fused = model.eval()(*inputs())
+    assert deferred == ["relu"]
+    conv = model.deconv[0]
+    assert isinstance(conv, FusedConvTranspose3d) and parametrize.is_parametrized(conv)
+    assert_close(copy.deepcopy(model)(*inputs()), fused)
+    unfuse(model)
+    assert parametrize.is_parametrized(conv) and not isinstance(conv, FusedConvTranspose3d)
+    parametrize.remove_parametrizations(conv, "weight")
+    assert type(conv) is nn.ConvTranspose3d
+    assert_close(model(*inputs()), fused)
+
+
+def test_parametrized_after_fuse() -> None:
+    model = fuse(Residual())
+    parametrizations.weight_norm(model.up)
+    expected = model(*inputs())
+    unfuse(model)
+    assert_close(model(*inputs()), expected)
+    parametrize.remove_parametrizations(model.up, "weight")
+    assert type(model.up) is nn.ConvTranspose3d
+
+
+def test_frozen_parameters() -> None:
+    model = spiced(StereoLike())
+    model.conv5.requires_grad_(False)
+    assert check_same(model, inputs())["conv5.0"].fused == ("batch_norm", "add", "relu")
+    assert not model.conv5[0].weight.requires_grad
+    model.requires_grad_(False)
+    assert not model.eval()(*inputs()).requires_grad
+
+
+def test_training_steps_are_the_same() -> None:
+    models = [spiced(StereoLike()).double(), StereoLike().double()]
+    models[1].load_state_dict(models[0].state_dict())
+    fuse(models[0])
+    x, skip = (t.double() for t in inputs())
+    for model in models:
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(4):
+            model.train(step != 2)
+            optimiser.zero_grad()
+            model(x, skip).square().mean().backward()
+            optimiser.step()
+        model.eval()
+    assert_close(list(models[0].state_dict().values()), list(models[1].state_dict().values()), 1e-12)
+    assert_close(models[0](x, skip), models[1](x, skip), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_types(dtype: torch.dtype, deferred: list[str]) -> None:
+    """16-bit results are about as far from float64 as the unfused chain's."""
+    model = calibrated(StereoLike(), *inputs())
+    exact = copy.deepcopy(model).to(dtype).double()(*(t.double() for t in inputs(dtype)))
+    model.to(dtype)
+    plain = model(*inputs(dtype))
+    fused = fuse(model)(*inputs(dtype))
+    assert deferred == ["relu"] and fused.dtype == dtype
+    error, before = ((t.double() - exact).square().mean().sqrt().item() for t in (fused, plain))
+    assert error <= 1.1 * before + 1e-13
+
+
+# --- modes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skip_dtype", [torch.float32, torch.bfloat16])
+def test_autocast_keeps_the_type(skip_dtype: torch.dtype, deferred: list[str]) -> None:
+    x, skip = inputs()
+    model = StereoLike()
+    model.redir = nn.Identity()  # type: ignore[assignment]
+    model = calibrated(model, x, skip)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model(x, skip.to(skip_dtype))
+        fused = fuse(model)(x, skip.to(skip_dtype))
+    # A bf16 result plus an fp32 skip is fp32: the add stays outside.
+    assert fused.dtype == plain.dtype == skip_dtype
+    assert deferred == (["none"] if skip_dtype == torch.float32 else ["relu"])
+    exact = model.double()(x.double(), skip.to(skip_dtype).double())
+    assert (fused - exact).square().mean() <= (plain - exact).square().mean()
+
+
+def test_autocast_that_ends_in_between() -> None:
+    class Ends(Residual):
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.up(x)
+            return self.act(y + skip.bfloat16())
+
+    model = Ends()
+    plain = model(*inputs())
+    fused = fuse(model, inputs())(*inputs())
+    assert fused.dtype == plain.dtype == torch.bfloat16
+    torch.testing.assert_close(fused, plain, rtol=2e-2, atol=2e-2)
+
+
+def test_no_grad_that_ends_in_between() -> None:
+    class Ends(Residual):
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            with torch.no_grad():
+                y = self.up(x)
+            return self.act(y + skip)
+
+    model = Ends()
+    fuse(model, inputs())
+    out = model(*inputs())
+    assert not out.requires_grad
+    unfuse(model)
+    assert_close(out, model(*inputs()))
+
+
+def test_inference_mode(deferred: list[str]) -> None:
+    model = spiced(StereoLike()).eval()
+    expected = model(*inputs())
+    fuse(model)
+    with torch.inference_mode():
+        out = model(*inputs())
+    assert out.is_inference() and deferred == ["relu"]
+    assert_close(out, expected)
+
+
+def test_vmap_and_grad_and_jvp() -> None:
+    model = Residual()
+    x, skip = inputs()
+    xs, skips = torch.stack([x, -x]), torch.stack([skip, skip])
+    loss: Callable[[Tensor, Tensor], Tensor] = lambda a, b: model(a, b).square().sum()  # noqa: E731
+    wanted = [
+        torch.func.vmap(model)(xs, skips),
+        torch.func.grad(loss)(x, skip),
+        *torch.func.jvp(model, (x, skip), (skip[:, :, :3, :4, :5], skip)),
+    ]
+    fuse(model)
+    found = [
+        torch.func.vmap(model)(xs, skips),
+        torch.func.grad(loss)(x, skip),
+        *torch.func.jvp(model, (x, skip), (skip[:, :, :3, :4, :5], skip)),
+    ]
+    assert_close(found, wanted, 1e-5)
+
+
+def test_checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Saves(Residual):
+        reentrant = False
+
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            return self.act(checkpoint(self.up, x, use_reentrant=self.reentrant) + skip)
+
+    for reentrant in (False, True):
+        model = Saves()
+        model.reentrant = reentrant
+        grads = []
+        for step in (lambda m: m, lambda m: fuse(m, inputs())):
+            step(model)
+            x, skip = inputs()
+            x.requires_grad_()
+            model.zero_grad()
+            model(x, skip).square().sum().backward()
+            grads.append([x.grad, model.up.weight.grad])
+        assert_close(grads[1], grads[0], 1e-5)
+
+
+def test_fake_and_meta() -> None:
+    model = fuse(Residual().to("meta"))
+    out = model(*(t.to("meta") for t in inputs()))
+    assert out.is_meta and out.shape == (2, 6, 6, 8, 10)
+    model = fuse(Residual())
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        out = model(*(mode.from_tensor(t) for t in inputs()))
+    assert out.shape == (2, 6, 6, 8, 10)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_compiled_without_a_graph_break(training: bool) -> None:
+    torch._dynamo.reset()
+    model = spiced(StereoLike()).train(training)
+    expected = copy.deepcopy(model)(*inputs())
+    compiled = torch.compile(fuse(model), backend="aot_eager", fullgraph=True)
+    assert_close(compiled(*inputs()), expected, 1e-5)
+
+
+def test_fuse_after_compile_is_seen() -> None:
+    torch._dynamo.reset()
+    model = Residual()
+    compiled = torch.compile(model, backend="aot_eager")
+    expected = compiled(*inputs())
+    fuse(compiled)  # type: ignore[type-var]
+    assert isinstance(model.up, FusedConvTranspose3d)
+    assert_close(compiled(*inputs()), expected)
+    unfuse(compiled)  # type: ignore[type-var]
+    assert_close(compiled(*inputs()), expected)
+
+
+def test_export_and_symbolic_trace() -> None:
+    model = fuse(spiced(StereoLike()).eval())
+    expected = model(*inputs())
+    program = torch.export.export(model, inputs())
+    assert_close(program.module()(*inputs()), expected, 1e-5)
+    assert_close(fx.symbolic_trace(model)(*inputs()), expected, 1e-5)
+
+
+def test_graph_module_is_fused(deferred: list[str]) -> None:
+    model = fx.symbolic_trace(spiced(StereoLike()).eval())
+    assert check_same(model, inputs(), grads=False)["conv5.0"].fused == ("batch_norm", "add", "relu")
+    assert "relu" in deferred
+
+
+def test_wrong_input_is_refused_as_before() -> None:
+    model = Residual()
+    x, skip = inputs()
+    bad = [(x[:, :4], skip), (x.double(), skip), (x[0, 0], skip), (x, skip[..., :-1])]
+    errors = []
+    for args in bad:
+        with pytest.raises(RuntimeError) as caught:
+            model(*args)
+        errors.append(caught.type)
+    fuse(model)
+    for args, error in zip(bad, errors, strict=True):
+        with pytest.raises(error):
+            model(*args)
+
+
+# --- tracing -----------------------------------------------------------------------------------------------
+
+
+class Untraceable(nn.Module):
+    """Control flow on values; keeps things on itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Residual()
+        self.up = up()
+        self.drop = nn.Dropout(0.5)
+        self.norm = nn.BatchNorm3d(6)
+        self.calls = 0
+        self.kept: Any = None
+
+    def forward(self, x: Tensor, skip: Tensor, scale: float = 1.0) -> Any:
+        self.calls += 1
+        self.kept = x
+        y = F.silu(self.norm(self.up(self.drop(x))) + skip)
+        if x.sum() > 1e9:
+            return y
+        return {"out": [self.block(x, y) * scale]}
+
+
+def test_parts_of_a_model_that_does_not_trace() -> None:
+    model = spiced(Untraceable())
+    report = check_same(model, inputs())
+    assert report["block.up"].fused == ("add", "relu")
+    assert report["up"].fused == () and "example_inputs" in report["up"].reason
+    assert report.notes[0].startswith("the model does not trace: TraceError")
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict"])
+def test_example_inputs_show_it(form: str, deferred: list[str]) -> None:
+    x, skip = inputs()
+    example: Any = (x, skip, 2.0) if form == "tuple" else {"x": x, "skip": skip}
+    model = spiced(Untraceable())
+    model.drop.eval()
+    flags = {name: m.training for name, m in model.named_modules()}
+    state = copy.deepcopy(model.state_dict())
+    random_state = torch.get_rng_state()
+    fuse(model, example)
+    assert torch.equal(random_state, torch.get_rng_state())
+    assert {name: m.training for name, m in model.named_modules()} == flags
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    unfuse(model)
+    report = check_same(model, inputs(), example=example)
+    assert report["up"].fused == ("batch_norm", "add", "silu")
+    assert report["block.up"].fused == ("add", "relu")
+    deferred.clear()
+    model.eval()(*inputs())
+    assert deferred == ["silu", "relu"]
+
+
+def test_tracing_leaves_nothing_behind() -> None:
+    model = Untraceable()
+    before = {name: dict(m.__dict__) for name, m in model.named_modules()}
+    fuse(model)
+    unfuse(model)
+    assert model.calls == 0 and model.kept is None
+    for name, module in model.named_modules():
+        assert module.__dict__.keys() == before[name].keys()
+        for key, value in before[name].items():
+            assert module.__dict__[key] is value
+
+
+def test_errors_of_the_example_run_are_the_models() -> None:
+    model = Untraceable()
+    with pytest.raises(RuntimeError, match="channels"):
+        fuse(model, (torch.randn(1, 5, 2, 2, 2), torch.randn(1)))
+    assert not nn.modules.module._global_forward_hooks
+    unfuse(model)
+
+
+def test_replaced_batch_norm_after_fuse() -> None:
+    """A module swapped by the user: the plan is stale, the result right."""
+    model = fuse(spiced(Chain(up(), nn.BatchNorm3d(6), nn.ReLU())).eval())
+    model[1] = nn.GroupNorm(2, 6)
+    fused = model(*inputs())
+    assert_close(fused, unfuse(model)(*inputs()))
+
+
+def test_frozen_dataclasses_of_the_report() -> None:
+    entry = convt3d.FuseEntry("up", True, ("add",), "then cat")
+    assert str(entry) == "up: conv + add; then cat"
+    assert convt3d.FuseReport((entry,)).replaced == (entry,)
