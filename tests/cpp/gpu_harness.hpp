@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -179,10 +180,20 @@ inline int skew_for(int alignment) { return alignment >= 16 ? 0 : alignment; }
 /// Uniform [-1, 1) everywhere.
 inline float uniform_draw(Random& random) { return random.uniform(); }
 
+/// Mostly uniform, with an infinity or a nan now and then.
+inline float nonfinite_draw(Random& random) {
+  int64_t const kind = random.integer(0, 999);
+  if (kind == 0) return std::numeric_limits<float>::infinity();
+  if (kind == 1) return -std::numeric_limits<float>::infinity();
+  if (kind == 2) return std::numeric_limits<float>::quiet_NaN();
+  return random.uniform();
+}
+
 /// Runs `p` on `kernel` twice with seeded data. Expects, by EXPECT_*: every output within the bound, nothing written
-/// outside of y, inputs unchanged, both runs bitwise equal. `worst` receives the largest error / bound.
-inline Outcome run_case(Problem const& p, convt3d_kernel kernel, uint64_t seed, double* worst = nullptr,
-                        float (*draw)(Random&) = uniform_draw) {
+/// outside of y, inputs unchanged, both runs bitwise equal. Where the exact result is infinite or nan, y must be the
+/// same. `worst` receives the largest error / bound.
+[[nodiscard]] inline Outcome run_case(Problem const& p, convt3d_kernel kernel, uint64_t seed, double* worst = nullptr,
+                                      float (*draw)(Random&) = uniform_draw) {
   SCOPED_TRACE(describe(p) + " seed " + std::to_string(seed));
   char text[512] = "";
   convt3d_device device{};
@@ -231,7 +242,7 @@ inline Outcome run_case(Problem const& p, convt3d_kernel kernel, uint64_t seed, 
   }
 
   std::vector<char> const y_bytes = y.bytes();
-  EXPECT_TRUE(y_bytes == y_again.bytes()) << "two runs differ";
+  EXPECT_TRUE(y_bytes == y_again.bytes()) << "two runs differ";  // nans too: every kernel writes the canonical one
   EXPECT_TRUE(y.gaps_are_untouched(y_bytes)) << "wrote outside of y";
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(inputs[i]->bytes() == before[static_cast<size_t>(i)]) << "input " << i;
 
@@ -264,12 +275,15 @@ inline Outcome run_case(Problem const& p, convt3d_kernel kernel, uint64_t seed, 
       bound += 2 * unit_in_last_place(CONVT3D_F32, act) + std::abs(t) * 0x1p-149;
     }
     double const error = std::abs(actual[at] - exact);
-    if (!(error <= bound)) {
+    bool const right = std::isnan(exact)   ? std::isnan(actual[at])
+                       : std::isinf(exact) ? actual[at] == exact
+                                           : error <= bound;
+    if (!right) {
       if (++bad == 1) {
         ADD_FAILURE() << "y[" << index[0] << "," << index[1] << "," << index[2] << "," << index[3] << "," << index[4]
                       << "] is " << actual[at] << ", but " << exact << " is right; bound " << bound;
       }
-    } else {
+    } else if (std::isfinite(exact)) {
       largest_ratio = std::max(largest_ratio, error / bound);
     }
     ++at;

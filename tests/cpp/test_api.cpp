@@ -317,5 +317,20 @@ TEST(Api, ExtremeSizesGetAnAnswer) {
   EXPECT_GT(answered, 100);  // the draw reaches the families
 }
 
+#if CONVT3D_WITH_CUDA
+// The iterators of the mainloop keep some distances in 32 bits.
+TEST(Api, ADistanceBeyond32BitsIsRefused) {
+  Problem problem = test::cubic_problem(1, 4096, 8, 2, 2, 1, 0, 0);
+  problem.in_size[0] = problem.kernel[0] = 1;
+  problem.dilation[2] = 1048573;
+  test::pack(problem, test::Layout::kNcdhw);
+  char text[256] = "";
+  EXPECT_EQ(convt3d_supported(&problem, CONVT3D_KERNEL_SM80, &kAmpere, text, sizeof text), CONVT3D_NOT_SUPPORTED);
+  EXPECT_NE(std::string(text).find("distance"), std::string::npos) << text;
+  problem.dilation[2] = 1000;
+  EXPECT_EQ(convt3d_supported(&problem, CONVT3D_KERNEL_SM80, &kAmpere, text, sizeof text), CONVT3D_OK) << text;
+}
+#endif
+
 }  // namespace
 }  // namespace convt3d

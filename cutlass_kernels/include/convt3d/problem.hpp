@@ -52,6 +52,10 @@ CONVT3D_HOST_DEVICE constexpr Size5 weight_shape(Problem const& p) {
 }
 
 CONVT3D_HOST_DEVICE constexpr int64_t element_count(Size5 const& shape) {
+  // An empty tensor first: the product of its other sizes is bounded by nothing.
+  for (int axis = 0; axis < 5; ++axis) {
+    if (shape[axis] == 0) return 0;
+  }
   return shape[0] * shape[1] * shape[2] * shape[3] * shape[4];
 }
 
@@ -121,7 +125,7 @@ CONVT3D_HOST_DEVICE constexpr bool has_unit_channel_stride(Size5 const& shape, i
 /// it divides the base address, the run and every other stride. One element where `axis` has no unit stride.
 CONVT3D_HOST_DEVICE constexpr int access_bytes(Size5 const& shape, int64_t const* stride, int axis, int alignment,
                                                int element) {
-  if (!is_unit_stride(shape, stride, axis)) return element;
+  if (element_count(shape) == 0 || !is_unit_stride(shape, stride, axis)) return element;
   int width = alignment < 16 ? alignment : 16;
   while (width > element && (shape[axis] * element) % width != 0) width /= 2;
   for (int other = 0; other < 5; ++other) {

@@ -64,7 +64,7 @@ struct Voxels {
 
 __host__ __device__ inline Voxels count_voxels(Params const& p) {
   int64_t const voxels = p.x_size[2] * p.x_size[3] * p.x_size[4];
-  return {voxels, (voxels + kTile - 1) / kTile, (p.x_channels_padded + kTile - 1) / kTile};
+  return {voxels, (voxels + kTile - 1) / kTile, (p.k_channels_padded + kTile - 1) / kTile};
 }
 
 // Address of one voxel of a sample. 32-bit divisions wherever the sizes allow, and none where (D, H, W) are one run.
@@ -87,7 +87,7 @@ __device__ void turn_x(Params const& p, int64_t tile) {
   int const lane = threadIdx.x % kTile;
   int const group = threadIdx.x / kTile;
   auto const* x = static_cast<T const*>(p.x_in) + n * p.x_stride[0];
-  auto* out = static_cast<T*>(p.x_out) + n * count.per_sample * p.x_channels_padded;
+  auto* out = static_cast<T*>(p.x_out) + n * count.per_sample * p.k_channels_padded;
 
   int64_t const voxel_in = voxel_begin + lane;
   int64_t const base = voxel_in < count.per_sample ? voxel_offset(p, voxel_in) : 0;
@@ -105,18 +105,18 @@ __device__ void turn_x(Params const& p, int64_t tile) {
   // kTile * kTile / 4 == kThreads: one packet of four each. The padded channel count is a multiple of 4.
   int const voxel = threadIdx.x / (kTile / 4);
   int const channel = threadIdx.x % (kTile / 4) * 4;
-  if (voxel_begin + voxel >= count.per_sample || channel_begin + channel >= p.x_channels_padded) return;
+  if (voxel_begin + voxel >= count.per_sample || channel_begin + channel >= p.k_channels_padded) return;
   Packet<T> packet;
 #pragma unroll
   for (int e = 0; e < 4; ++e) packet.v[e] = turned[channel + e][voxel];
-  *reinterpret_cast<Packet<T>*>(out + (voxel_begin + voxel) * p.x_channels_padded + channel_begin + channel) = packet;
+  *reinterpret_cast<Packet<T>*>(out + (voxel_begin + voxel) * p.k_channels_padded + channel_begin + channel) = packet;
 }
 
 // x in channels-last order already: rounded, and padded where the channels ask for it.
 template <class T, class Convert>
 __device__ void copy_x(Params const& p, int64_t block) {
   Voxels const count = count_voxels(p);
-  int const packets = p.x_channels_padded / 4;
+  int const packets = p.k_channels_padded / 4;
   int64_t const total = p.x_size[0] * count.per_sample * packets;
 #pragma unroll
   for (int i = 0; i < kPacketsPerThread; ++i) {
@@ -162,7 +162,7 @@ cudaError_t launch(Params const& p, int element_size, bool round_tf32, cudaStrea
     Voxels const count = count_voxels(p);
     int64_t const per_block = int64_t(kThreads) * kPacketsPerThread;
     x_blocks = p.x_stride[1] == 1
-                   ? (p.x_size[0] * count.per_sample * (p.x_channels_padded / 4) + per_block - 1) / per_block
+                   ? (p.x_size[0] * count.per_sample * (p.k_channels_padded / 4) + per_block - 1) / per_block
                    : p.x_size[0] * count.tiles * count.channel_tiles;
   }
   int64_t const blocks = filter_blocks + x_blocks;

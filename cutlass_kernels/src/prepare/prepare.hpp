@@ -32,9 +32,8 @@ struct Params {
   void* x_out;
   int64_t x_size[5];
   int64_t x_stride[5];
-  int32_t x_channels_padded;  // a multiple of 4
-  int64_t x_flat_stride;      // spacing of a sample's voxels where (D, H, W) are one equally spaced run, else -1
-  bool x_dense;               // x is packed NDHWC, 16-byte aligned, its channels a multiple of 4
+  int64_t x_flat_stride;  // spacing of a sample's voxels where (D, H, W) are one equally spaced run, else -1
+  bool x_dense;           // x is packed NDHWC, 16-byte aligned, its channels a multiple of 4
 
   void const* weight;
   void* filter;

@@ -39,6 +39,8 @@ struct Instance {
       cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Default::Epilogue, Visitor, 1, false>;
   using Kernel = DgradKernel<Mma, VisitorEpilogue, Element, kChannelsLast>;
 
+  static_assert(sizeof(typename Kernel::Params) <= 4096, "CUDA guarantees 4 KiB of kernel parameters");
+
   static Lattice lattice(ResidueClass const& rc, int64_t const* stride) {
     Lattice lattice{0, {stride[0], 0, 0, 0}};
     for (int axis = 0; axis < 3; ++axis) {

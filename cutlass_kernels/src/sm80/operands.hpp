@@ -35,24 +35,38 @@ inline OperandLayout operand_layout(Problem const& p) {
   return layout;
 }
 
-// Distance in elements between two samples of x as the mainloop reads it. In place, a sample may span more than its
-// own elements, so the largest offset within it counts as well.
-inline int64_t prepared_x_sample_stride(Problem const& p) {
-  int64_t const k_channels = padded_channels(p.in_channels, element_bytes(p));
-  int64_t const packed = p.in_size[0] * p.in_size[1] * p.in_size[2];
-  if (!reads_x_in_place(p)) {
-    // The caller bounded every extent by 2^20, so three of them stay within 60 bits; the product with the channels
-    // might not.
-    return packed > kMaxInt ? packed : packed * k_channels;
+// Strides (N, D, H, W) in elements of x as the mainloop reads it: in place, or packed by the pre-pass. The caller has
+// bounded every extent and the channels by 2^20 each; a product that leaves 31 bits is cut to kMaxInt + 1.
+struct XStrides {
+  int64_t v[4];
+};
+
+inline XStrides x_strides(Problem const& p) {
+  XStrides out{};
+  auto const cut = [](int64_t stride) { return stride > kMaxInt ? kMaxInt + 1 : stride; };
+  if (reads_x_in_place(p)) {
+    Size5 const stride = effective_stride(x_shape(p), p.x_stride);
+    out.v[0] = cut(stride[0]);
+    for (int axis = 0; axis < 3; ++axis) out.v[1 + axis] = cut(stride[2 + axis]);
+  } else {
+    out.v[3] = padded_channels(p.in_channels, element_bytes(p));
+    for (int axis = 2; axis >= 0; --axis) out.v[axis] = cut(out.v[axis + 1] * p.in_size[axis]);
   }
-  Size5 const stride = effective_stride(x_shape(p), p.x_stride);
-  int64_t span = stride[0];
+  return out;
+}
+
+// The largest distance, in elements, that CUTLASS's iterator parameters hold in 32 bits: between two samples, across a
+// dimension, and from a class's first tap to its last.
+inline int64_t largest_step(Problem const& p, XStrides const& stride) {
+  int64_t largest = stride.v[0];
   for (int axis = 0; axis < 3; ++axis) {
-    if (stride[2 + axis] > kMaxInt) return stride[2 + axis];
-    int64_t const reach = stride[2 + axis] * p.in_size[axis];
-    span = reach > span ? reach : span;
+    int64_t const g = greatest_common_divisor(p.stride[axis], p.dilation[axis]);
+    int64_t const taps_span = (p.kernel[axis] - 1) * p.dilation[axis] / p.stride[axis] + p.dilation[axis] / g;
+    int64_t const reach = taps_span > p.in_size[axis] ? taps_span : p.in_size[axis];
+    int64_t const step = stride.v[1 + axis] * reach;
+    largest = step > largest ? step : largest;
   }
-  return span;
+  return largest;
 }
 
 // At least the number of blocks that the pre-pass launches.
@@ -90,10 +104,8 @@ inline prepare::Params prepare_params(Problem const& p, convt3d_tensors const& t
     params.x_stride[axis] = x_strides[axis];
     params.weight_stride[axis] = p.weight_stride[axis];
   }
-  params.x_channels_padded = static_cast<int32_t>(layout.k_channels);
   params.x_flat_stride = flat_stride(p.in_size, x_strides.v + 2);
   params.x_dense = is_ndhwc(x_sizes, p.x_stride) && p.in_channels == layout.k_channels && p.x_alignment == kAccessBytes;
-  if (params.x_dense) params.x_stride[1] = 1;
   params.weight = tensors.weight;
   params.filter = workspace;
   params.k_channels = static_cast<int32_t>(p.in_channels);
@@ -121,16 +133,9 @@ inline Call make_call(Problem const& p, convt3d_tensors const& tensors, prepare:
   call.k_channels = pre_pass.k_channels_padded;
   call.c_channels = pre_pass.c_channels_padded;
   call.filter = pre_pass.filter;
-  if (pre_pass.x_out) {
-    call.x = pre_pass.x_out;
-    call.x_stride[3] = call.k_channels;
-    for (int axis = 2; axis >= 0; --axis) call.x_stride[axis] = call.x_stride[axis + 1] * p.in_size[axis];
-  } else {
-    call.x = tensors.x;
-    Size5 const strides = effective_stride(x_shape(p), p.x_stride);
-    call.x_stride[0] = strides[0];
-    for (int axis = 0; axis < 3; ++axis) call.x_stride[1 + axis] = strides[2 + axis];
-  }
+  call.x = pre_pass.x_out ? pre_pass.x_out : tensors.x;
+  XStrides const strides = x_strides(p);
+  for (int i = 0; i < 4; ++i) call.x_stride[i] = strides.v[i];
   call.bias = p.has_bias ? tensors.bias : nullptr;
   call.add = p.has_add ? tensors.add : nullptr;
   call.y = tensors.y;

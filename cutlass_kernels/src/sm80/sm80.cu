@@ -39,10 +39,12 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
   }
   int64_t const filter_elements = k_channels * c_channels * tap_count(p);
   if (filter_elements > kMaxInt) return no("the padded weight's element count", filter_elements, "less than 2^31");
-  int64_t const x_sample = prepared_x_sample_stride(p);
-  if (x_sample > kMaxInt) return no("the span of one sample of x", x_sample, "less than 2^31 elements");
-  if (samples_per_launch(p, x_sample) < 1) {
-    return no("outputs of one sample and residue class", output_size(p, 0), "less than 2^31");
+  XStrides const strides = x_strides(p);
+  int64_t const step = largest_step(p, strides);
+  if (step > kMaxInt) return no("a distance within one sample of x", step, "less than 2^31 elements");
+  if (samples_per_launch(p, strides.v[0]) < 1) {
+    return no("the number of voxels of one sample's output", output_size(p, 0) * output_size(p, 1) * output_size(p, 2),
+              "less than 2^31 in each residue class");
   }
   if (prepare_blocks_bound(p) > kMaxInt) return no("blocks of the pre-pass", prepare_blocks_bound(p), "less than 2^31");
   return CONVT3D_OK;

@@ -50,6 +50,15 @@ CUTLASS_DEVICE void recompute_output(ClassParams<Mma> const& cls, typename Mma::
   auto const& size = cls.size;
   auto const [n, d, h, w] = RowCoordinates<Mma>(cls, row);
 
+  float bias[1] = {0.f};
+  float add[1] = {0.f};
+  if (tail.bias) bias[0] = to_float(static_cast<Element const*>(tail.bias)[channel * tail.bias_stride]);
+  if (tail.add) {
+    int64_t const at = cls.add.offset(n, d, h, w) + channel * tail.add_channel_stride;
+    add[0] = to_float(static_cast<Element const*>(tail.add)[at]);
+  }
+  if (bias[0] != bias[0] || add[0] != add[0]) return;  // nan whatever the convolution is
+
   float acc = 0.f;
   Operand const* filter = cls.filter + channel;
   int64_t const filter_k_stride = int64_t(size.T) * size.R * size.S * size.C;
@@ -73,13 +82,6 @@ CUTLASS_DEVICE void recompute_output(ClassParams<Mma> const& cls, typename Mma::
   }
 
   float value[1] = {acc};
-  float bias[1] = {0.f};
-  float add[1] = {0.f};
-  if (tail.bias) bias[0] = to_float(static_cast<Element const*>(tail.bias)[channel * tail.bias_stride]);
-  if (tail.add) {
-    int64_t const at = cls.add.offset(n, d, h, w) + channel * tail.add_channel_stride;
-    add[0] = to_float(static_cast<Element const*>(tail.add)[at]);
-  }
   apply_tail<1>(tail, value, bias, add);
   static_cast<Element*>(tail.y)[cls.y.offset(n, d, h, w) + channel * tail.y_channel_stride] = Element(value[0]);
 }
