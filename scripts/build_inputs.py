@@ -14,12 +14,15 @@ Environment variables:
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import find_nvcc
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "third_party" / "requirements"
@@ -56,13 +59,14 @@ def package_folders(module: str) -> list[Path]:
     return []
 
 
-def find_compiler() -> Path | None:
-    """nvcc: the machine's toolkit first, then PyPI's packages, as third_party/cmake/FindNVCC.cmake does."""
-    candidates = [os.environ.get("CUDACXX"), shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]
-    if os.environ.get("CONVT3D_SYSTEM_CUDA") == "0":
-        candidates = []
-    candidates += [str(folder / "bin" / "nvcc") for folder in package_folders("nvidia.cu13")]
-    return next((Path(c) for c in candidates if c and Path(c).is_file()), None)
+@functools.cache
+def find_compiler() -> find_nvcc.Toolkit | None:
+    """The machine's toolkit or PyPI's packages, as CMake will find it."""
+    system = not find_nvcc.system_is_hidden()
+    toolkit, passed_over = find_nvcc.find(find_nvcc.candidates(package_folders("nvidia.cu13"), system))
+    for line in passed_over:
+        print(f"convt3d: {line}", file=sys.stderr, flush=True)
+    return toolkit
 
 
 def find_torch() -> Path | None:

@@ -18,7 +18,7 @@ log=$folder/$(printf '%s' "$object" | sed 's|CMakeFiles/||; s|[/ ]|_|g').log
 
 "$@" 2>"$log.tmp"
 status=$?
-grep -vE '^ptxas info|^[[:space:]]+[0-9]+ bytes stack frame' "$log.tmp" >&2
+grep -avE '^ptxas info|^[[:space:]]+[0-9]+ bytes stack frame' "$log.tmp" >&2
 if [ "$status" -eq 0 ]; then
   mv "$log.tmp" "$log"
 else

@@ -9,8 +9,7 @@ set_property(CACHE CONVT3D_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 set(CONVT3D_WITH_CUDA OFF)
 if(CONVT3D_CUDA STREQUAL "AUTO" OR CONVT3D_CUDA)
-  # sm_90a's instructions need 12.3 or newer to compile well; CUTLASS 4 asks for 12 at least.
-  find_package(NVCC 12.4 QUIET)
+  find_package(NVCC QUIET)
   find_package(CUTLASS 4.2 QUIET)
   if(NVCC_FOUND AND CUTLASS_FOUND)
     set(CONVT3D_WITH_CUDA ON)
@@ -31,6 +30,9 @@ if(CONVT3D_CUDA STREQUAL "AUTO" OR CONVT3D_CUDA)
     endif()
   endif()
 endif()
+
+# For build_native.sh, which reports it: libraries of an earlier build may still lie about.
+set(CONVT3D_BUILT_WITH_CUDA "${CONVT3D_WITH_CUDA}" CACHE INTERNAL "Whether the last configuration builds the kernels")
 
 if(CONVT3D_WITH_CUDA)
   set(CMAKE_CUDA_COMPILER "${NVCC_EXECUTABLE}")
