@@ -9,7 +9,6 @@ build_inputs.py says how that is decided.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -26,13 +25,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import build_inputs  # noqa: E402
 from elf import Elf  # noqa: E402
-
-# Libraries that every manylinux system has, and those that the package or torch bring.
-_ALLOWED = re.compile(
-    r"(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux-x86-64|libtorch|libconvt3d)\.so"
-)
-# The C++ runtime's newest symbols that manylinux_2_34 promises.
-_NEWEST = {"GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)}
+from platform_tag import platform_tag  # noqa: E402
 
 
 def say(text: str) -> None:
@@ -68,6 +61,10 @@ def native_build(destination: Path) -> None:
     if not (build / "CMakeCache.txt").exists():
         # `make test` builds in the same folder: what it has chosen stays.
         configure += ["-DCONVT3D_BUILD_TESTS=OFF", *(["-G", "Ninja"] if shutil.which("ninja") else [])]
+        compiler = build_inputs.find_compiler()
+        if compiler is not None:
+            # Perhaps of the environment around pip's, which CMake cannot see.
+            configure.append(f"-DCMAKE_CUDA_COMPILER={compiler.nvcc}")
     jobs = os.environ.get("JOBS") or str(os.cpu_count() or 1)
     say("building the CUDA library (minutes, unless it is there already)")
     # CMake's and ninja's lines are the progress: pip shows them with -v, and always when the build fails.
@@ -92,32 +89,14 @@ class BuildPy(build_py):
             native_build(package)
         else:
             why = (
-                "CONVT3D_CUDA=0" if build_inputs.cuda_mode() == "off" else "no CUDA compiler on this machine"
+                "CONVT3D_CUDA=0"
+                if build_inputs.cuda_mode() == "off"
+                else "no CUDA compiler that can build the kernels on this machine"
             )
             say(
                 f"{why}: a package WITHOUT CUDA kernels (CPU, and ATen on GPUs). "
                 "CONVT3D_CUDA=1 builds them, with a compiler from PyPI if need be."
             )
-
-
-def platform_tag(libraries: list[Path]) -> str:
-    """``manylinux_x_y_<machine>``, with the oldest glibc that the libraries run on.
-
-    ``linux_<machine>`` where they need more than such a system promises.
-    """
-    machine = platform.machine()
-    glibc = (2, 17)
-    for elf in map(Elf, libraries):
-        if not all(map(_ALLOWED.match, elf.needed())):
-            return f"linux_{machine}"
-        for version in elf.symbol_versions():
-            name, _, number = version.partition("_")
-            parts = tuple(map(int, number.split("."))) if re.fullmatch(r"[\d.]+", number) else None
-            if name == "GLIBC" and parts:
-                glibc = max(glibc, parts[:2])
-            elif parts is None or parts > _NEWEST.get(name, ()):
-                return f"linux_{machine}"
-    return "manylinux_{}_{}_{}".format(*glibc, machine)
 
 
 class BdistWheel(bdist_wheel):
@@ -128,7 +107,7 @@ class BdistWheel(bdist_wheel):
         if not libraries:
             # Asked before the files are there (metadata only), pip wants no more than a plausible tag.
             libraries = sorted((ROOT / "build").glob("lib*/convt3d/_lib/*.so"))
-        return "py3", "none", platform_tag(libraries)
+        return "py3", "none", platform_tag(map(Elf, libraries))
 
 
 class ConvT3dDistribution(Distribution):

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -58,10 +59,14 @@ def test_contents(wheel: Path) -> None:
         info = f"convt3d-{convt3d.__version__}.dist-info"
         metadata = archive.read(f"{info}/METADATA").decode()
         tags = archive.read(f"{info}/WHEEL").decode()
+        notices = archive.read(f"{info}/licenses/THIRD_PARTY_NOTICES").decode()
     assert {"convt3d/_lib/libconvt3d.so", "convt3d/_lib/libconvt3d_torch.so", "convt3d/py.typed"} <= set(
         names
     )
     assert f"{info}/licenses/LICENSE" in names
+    # Compiled templates of CUTLASS and NVIDIA's runtime are inside: their notices must be, too.
+    assert "CUTLASS" in notices and "Redistributions in binary form must reproduce" in notices
+    assert "CUDA Runtime" in notices
     sources = {str(p.relative_to(ROOT / "python")) for p in (ROOT / "python" / "convt3d").rglob("*.py")}
     assert sources <= set(names)
     assert not [n for n in names if n.startswith("tests") or n.endswith((".cu", ".cpp", ".hpp"))]
@@ -110,3 +115,25 @@ def test_pure_package_without_kernels(wheel: Path, tmp_path: Path) -> None:
     pure = build_wheel(tmp_path / "dist", CONVT3D_CUDA="0")
     assert pure.name == f"convt3d-{convt3d.__version__}-py3-none-any.whl"
     assert "libraries: []" in use(pure, tmp_path / "site")
+
+
+def tracked_files() -> set[str]:
+    try:
+        done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("git, which knows the project's files, is not installed")
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return {name for name in done.stdout.split("\n") if name and (ROOT / name).is_file()}
+
+
+def test_source_archive_is_complete(tmp_path: Path) -> None:
+    """An unpacked archive is a checkout: builds, tests, benchmarks and pages are all in it."""
+    tracked = tracked_files()
+    code = f"import build_backend; print(build_backend.build_sdist({str(tmp_path)!r}))"
+    run(sys.executable, "-c", code, PYTHONPATH=str(ROOT / "scripts"))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    assert tracked - names == set()
+    assert not [name for name in names if name.endswith(".so")]
