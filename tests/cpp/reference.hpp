@@ -45,8 +45,8 @@ inline int64_t span_of(Size5 const& shape, int64_t const* stride) {
 
 /// conv_transpose3d(x, weight) as PyTorch defines it: input i adds weight tap k times x to output
 /// i * stride - padding + k * dilation, if that lies inside. `magnitude` receives sum |x| |w| if not null.
-/// Works on channels-last copies, so that the innermost loop runs over neighbours: a reference that is quick enough
-/// for a borrowed GPU to wait for.
+/// Works on channels-last copies, so that the innermost loop runs over neighbours: the GPU tests wait for this
+/// reference, so it must be quick.
 inline Tensor scatter_reference(Problem const& p, Tensor const& x, Tensor const& weight, Tensor* magnitude = nullptr) {
   Size5 const ys = y_shape(p), ws = weight_shape(p);
   int64_t const cin_group = p.in_channels / p.groups, cout_group = p.out_channels / p.groups;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operand mapping that the kernels rest on, against CUTLASS's own definition of dgrad (its host reference):
+// The operand mapping that the kernels rest on: PyTorch's results (recorded in torch_results.hpp) and the scatter
+// that stands for them here, against CUTLASS's own definition of dgrad (its host reference):
 //   1. a ConvTranspose3d weight, in channels-last order, is CUTLASS's KTRSC filter, without any flip, and
 //      x is dY, y is dX;
 //   2. each residue class is a unit-stride dgrad with its sub-filter (`residue.hpp`), and the classes' results,
@@ -18,6 +19,7 @@
 #include "cutlass/tensor_ref.h"
 #include "cutlass/util/reference/host/convolution.h"
 #include "reference.hpp"
+#include "torch_results.hpp"
 
 namespace convt3d {
 namespace {
@@ -81,39 +83,45 @@ class Mapping : public testing::Test {
     return result;
   }
 
-  static Tensor logical(CutlassTensor& tensor) {
-    Tensor result;
-    for_each_index(tensor.shape, [&](int64_t const* index) { result.push_back(tensor.at(index)); });
-    return result;
+  /// A case that PyTorch has computed.
+  void take(test::TorchResult const& sample) {
+    p = Problem{};
+    p.batch = sample.batch;
+    p.in_channels = sample.in_channels;
+    p.out_channels = sample.out_channels;
+    p.groups = 1;
+    for (int axis = 0; axis < 3; ++axis) {
+      p.in_size[axis] = sample.in_size[axis];
+      p.kernel[axis] = sample.kernel[axis];
+      p.stride[axis] = sample.stride[axis];
+      p.padding[axis] = sample.padding[axis];
+      p.output_padding[axis] = sample.output_padding[axis];
+      p.dilation[axis] = sample.dilation[axis];
+    }
+    test::pack(p, Layout::kNdhwc);
+    x = sample.x;
+    weight = sample.weight;
+    expected = sample.y;
   }
 
-  test::Random random{29};
-  Problem p{};
-  Tensor x, weight, expected;
-};
-
-TEST_F(Mapping, ATransposedConvolutionIsDgradWithTheSameWeight) {
-  for (int trial = 0; trial < 60; ++trial) {
-    draw();
+  /// y as one dgrad.
+  Tensor whole() {
     CutlassTensor dy = channels_last(x_shape(p), x);
     CutlassTensor filter = channels_last(weight_shape(p), weight);  // (Cin, Cout, kD, kH, kW) -> K T R S C
     CutlassTensor dx(y_shape(p), std::nan(""));
     cutlass_dgrad(dy, filter, dx, p.padding, p.stride, p.dilation);
-    ASSERT_EQ(logical(dx), expected) << test::describe(p);
+    return logical(dx);
   }
-}
 
-TEST_F(Mapping, ResidueClassesAreUnitStrideDgrads) {
-  int without_tap = 0;
-  for (int trial = 0; trial < 60; ++trial) {
-    draw();
+  /// y put together from a unit-stride dgrad for each residue class.
+  Tensor by_classes() {
     CutlassTensor dy = channels_last(x_shape(p), x);
     CutlassTensor filter = channels_last(weight_shape(p), weight);
     CutlassTensor y(y_shape(p), std::nan(""));
     for (int64_t index = 0; index < residue_class_count(p.stride); ++index) {
       ResidueClass const c = residue_class(p, index);
       if (c.is_empty()) continue;
-      without_tap += c.taps() == 0;
+      classes_without_tap += c.taps() == 0;
       ResidueClass1d const &D = c.dim[0], &H = c.dim[1], &W = c.dim[2];
 
       CutlassTensor sub_filter(Size5{{p.in_channels, p.out_channels, D.taps, H.taps, W.taps}});
@@ -130,9 +138,45 @@ TEST_F(Mapping, ResidueClassesAreUnitStrideDgrads) {
         y.at(target) = part.at(j);
       });
     }
-    ASSERT_EQ(logical(y), expected) << test::describe(p);
+    return logical(y);
   }
-  EXPECT_GT(without_tap, 0) << "the draw met no class without taps";
+
+  static Tensor logical(CutlassTensor& tensor) {
+    Tensor result;
+    for_each_index(tensor.shape, [&](int64_t const* index) { result.push_back(tensor.at(index)); });
+    return result;
+  }
+
+  test::Random random{29};
+  Problem p{};
+  Tensor x, weight, expected;
+  int classes_without_tap = 0;
+};
+
+TEST_F(Mapping, PyTorchsTransposedConvolutionIsDgradWithTheSameWeight) {
+  for (test::TorchResult const& sample : test::torch_results()) {
+    take(sample);
+    ASSERT_EQ(element_count(y_shape(p)), static_cast<int64_t>(expected.size())) << sample.name;
+    EXPECT_EQ(whole(), expected) << sample.name;
+    EXPECT_EQ(by_classes(), expected) << sample.name;
+    EXPECT_EQ(test::scatter_reference(p, x, weight), expected) << sample.name;
+  }
+  EXPECT_GT(classes_without_tap, 0) << "the samples have no class without taps";
+}
+
+TEST_F(Mapping, ATransposedConvolutionIsDgradWithTheSameWeight) {
+  for (int trial = 0; trial < 60; ++trial) {
+    draw();
+    ASSERT_EQ(whole(), expected) << test::describe(p);
+  }
+}
+
+TEST_F(Mapping, ResidueClassesAreUnitStrideDgrads) {
+  for (int trial = 0; trial < 60; ++trial) {
+    draw();
+    ASSERT_EQ(by_classes(), expected) << test::describe(p);
+  }
+  EXPECT_GT(classes_without_tap, 0) << "the draw met no class without taps";
 }
 
 }  // namespace
