@@ -3,6 +3,7 @@
 #   make demo     set up, run the reference model through convt3d, compare with float64, save a picture
 #   make test     set up, build everything, run ctest and pytest
 #
+# Where pip, or as root apt-get, brings what is missing: README.md.
 # Both make their own environment in .venv. With PYTHON=<python> they use one that is there already and install
 # nothing: for machines without a network. `make help` lists the rest.
 
@@ -26,7 +27,7 @@ HAS_GPU := $(shell [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1; [ $$?
 
 IN_TREE := PYTHONPATH=$(CURDIR)/python$${PYTHONPATH:+:$$PYTHONPATH}
 
-.PHONY: help demo test test-cpp test-python build lint format wheel bench clean
+.PHONY: help demo test test-cpp test-host test-python build lint format wheel bench clean
 help:
 	@sed -n '/^#   make/s/^# //p' Makefile
 	@echo '   make build    the CUDA libraries, into python/convt3d/_lib (needs a CUDA compiler: set up if there is none)'
@@ -35,11 +36,17 @@ help:
 	@echo '   make bench    the benchmarks (GPU); BENCH="--rows reference" and the like: docs/benchmarks.md'
 	@echo '   make clean    removes build/, dist/ and built libraries, never .venv'
 
+# A GPU that torch cannot use (a CPU build of torch, an old driver) is said, and everything runs on the CPU.
 ifdef HAS_GPU
 demo:
-	@$(call setup,runtime build cutlass cuda)
-	@echo "demo: NVIDIA GPU found; building the CUDA library first (minutes the first time)"
-	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF
+	@$(call setup,runtime)
+	@if $(PYTHON) scripts/gpu_torch.py; then \
+	   $(call setup,build cutlass cuda) && \
+	   echo "demo: NVIDIA GPU found; building the CUDA library first (minutes the first time)" && \
+	   scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF; \
+	 else \
+	   echo "demo: the CUDA library is not built, everything runs on the CPU (reduced batch)"; \
+	 fi
 	@$(IN_TREE) $(PYTHON) -m convt3d demo
 else
 demo:
@@ -52,33 +59,51 @@ build:
 	@$(call setup,test cutlass cuda build)
 	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF
 
-# In an own environment the CUDA library can always be built, so its tests must not be skipped.
+# In an own environment the CUDA library can always be built, so its tests must not be skipped. Without GoogleTest
+# the Python tests still run, and the status still says that something is missing.
 test:
-	@$(call setup,test cutlass cuda build gtest)
-	@$(if $(HAS_GPU),,echo "test: no NVIDIA GPU on this machine: tests that need one are built but skipped")
-	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=ON
-	@status=0; $(MAKE) --no-print-directory test-cpp || status=1; \
-	 $(MAKE) --no-print-directory test-python || status=1; exit $$status
+	@$(call setup,test cutlass cuda build)
+	@$(if $(HAS_GPU),$(PYTHON) scripts/gpu_torch.py || echo "test: tests that need torch's CUDA are skipped", \
+	   echo "test: no NVIDIA GPU on this machine: tests that need one are built but skipped")
+	@status=0; cpp=ON; \
+	 scripts/setup_env.sh $(if $(OWN_ENV),gtest,has-gtest) || { status=1; cpp=OFF; }; \
+	 scripts/build_native.sh -DCONVT3D_BUILD_TESTS=$$cpp || exit 1; \
+	 if [ $$cpp = ON ]; then \
+	   $(TEST_CPP) || status=1; \
+	   { $(TEST_HOST); } || status=1; \
+	 fi; \
+	 $(TEST_PYTHON) || status=1; \
+	 [ $$cpp = ON ] || echo "test: the C++ tests were NOT built: GoogleTest is missing, see above"; \
+	 exit $$status
 
-# The two halves of `test`, on what is built already.
+# The parts of `test`: on what is built already, and the host code alone (no CUDA, no torch) under sanitizers.
+TEST_CPP = ctest --test-dir $(BUILD_DIR) --output-on-failure
+TEST_HOST = cmake -S . -B build/host -DCONVT3D_CUDA=OFF -DCONVT3D_SANITIZE=address,undefined --log-level=WARNING && \
+  cmake --build build/host --parallel $${JOBS:-$$(nproc)} && \
+  ctest --test-dir build/host --output-on-failure --progress --parallel 2
+TEST_PYTHON = $(if $(OWN_ENV),CONVT3D_REQUIRE_LIBRARY=1) $(IN_TREE) $(PYTHON) -m pytest
 test-cpp:
-	@ctest --test-dir $(BUILD_DIR) --output-on-failure
+	@$(TEST_CPP)
+test-host:
+	@$(TEST_HOST)
 test-python:
-	@$(if $(OWN_ENV),CONVT3D_REQUIRE_LIBRARY=1) $(IN_TREE) $(PYTHON) -m pytest
+	@$(TEST_PYTHON)
 
-CXX_FILES = git ls-files -z '*.cpp' '*.hpp' '*.h' '*.cu' '*.cuh'
+# Not what git knows: without git, or in an unpacked archive, an empty list would pass.
+CXX_FILES = $(shell find cutlass_kernels python/csrc tests benchmarks -name '*.[ch]pp' -o -name '*.h' -o -name '*.cu' \
+  -o -name '*.cuh')
 lint:
 	@$(call setup,test lint)
 	@status=0; \
 	 $(PYTHON) -m ruff check . || status=1; \
 	 $(PYTHON) -m ruff format --check . || status=1; \
 	 $(PYTHON) -m mypy || status=1; \
-	 $(CXX_FILES) | xargs -0 -r clang-format --dry-run -Werror || status=1; \
+	 clang-format --dry-run -Werror $(or $(CXX_FILES),$(error lint: no C++ sources found)) || status=1; \
 	 [ $$status -ne 0 ] || echo "lint: ruff, mypy and clang-format have nothing to say"; exit $$status
 format:
 	@$(call setup,test lint)
 	@$(PYTHON) -m ruff check --fix --quiet . ; $(PYTHON) -m ruff format .
-	@$(CXX_FILES) | xargs -0 -r clang-format -i
+	@clang-format -i $(CXX_FILES)
 
 wheel:
 	@$(call setup,test cutlass cuda build)
@@ -87,6 +112,7 @@ wheel:
 bench:
 	@$(if $(HAS_GPU),,echo "bench: no NVIDIA GPU on this machine: nothing to measure" >&2; exit 2)
 	@$(call setup,runtime build cutlass cuda)
+	@$(PYTHON) scripts/gpu_torch.py >&2
 	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF
 	@$(IN_TREE) $(PYTHON) benchmarks/run.py $(BENCH)
 

@@ -3,11 +3,12 @@
 #
 # Makes the local virtual environment .venv and installs what is asked for:
 #
-#   scripts/setup_env.sh runtime|test|lint|cutlass|cuda|gtest...
+#   scripts/setup_env.sh runtime|test|lint|build|cutlass|cuda|gtest|has-gtest...
 #
-# Does nothing for what is there already. `cuda` brings PyPI's compiler only where the machine has no toolkit
-# (or CONVT3D_SYSTEM_CUDA=0 hides it).
-# `gtest` is Debian's libgtest-dev: installed with apt-get when run as root, else the command is printed.
+# Does nothing for what is there already. `cuda` brings PyPI's compiler only where the machine has none that can
+# build the kernels (or CONVT3D_SYSTEM_CUDA=0 hides it).
+# `gtest` is Debian's libgtest-dev: installed with apt-get when run as root, else the command is printed and the
+# status is 1. `has-gtest` installs nothing and only says whether it is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 requirements=third_party/requirements
@@ -45,17 +46,12 @@ pip_install() {
   touch "$stamp"
 }
 
-has_toolkit() {
-  [ "${CONVT3D_SYSTEM_CUDA:-1}" != 0 ] || return
-  [ -n "${CUDACXX:-}" ] || command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]
-}
-
 has_gtest() {
   printf '#include <gtest/gtest.h>\n' | "${CXX:-c++}" -E -x c++ - >/dev/null 2>&1
 }
 
-make_venv
 for part in "$@"; do
+  case $part in gtest | has-gtest) ;; *) make_venv ;; esac
   case $part in
     runtime | test | lint) pip_install "$part" -r "$requirements/$part.txt" ;;
     build)
@@ -63,8 +59,9 @@ for part in "$@"; do
       command -v cmake >/dev/null || pip_install cmake 'cmake>=3.25,<4'
       ;;
     cutlass) [ -n "${CUTLASS_DIR:-}" ] || pip_install cutlass --no-deps -r "$requirements/cutlass.txt" ;;
-    cuda) has_toolkit || pip_install cuda -r "$requirements/cuda.txt" ;;
+    cuda) .venv/bin/python scripts/find_nvcc.py >/dev/null || pip_install cuda -r "$requirements/cuda.txt" ;;
     gtest) has_gtest || apt_install libgtest-dev ;;
+    has-gtest) has_gtest || { say "GoogleTest is missing (Debian: libgtest-dev)" >&2; exit 1; } ;;
     *) say "unknown part: $part" >&2; exit 2 ;;
   esac
 done

@@ -14,6 +14,7 @@ set(CONVT3D_VERSION "${CMAKE_MATCH_1}")
 
 option(CONVT3D_BUILD_TESTS "Build the C++ tests (needs GoogleTest)" ON)
 option(CONVT3D_BUILD_TORCH "Build the torch binding (needs torch's headers, 2.10 or newer)" OFF)
+set(CONVT3D_SANITIZE "" CACHE STRING "Sanitizers for host code, as for -fsanitize=: address,undefined. For tests only")
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release or RelWithDebInfo" FORCE)
@@ -25,3 +26,11 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 add_library(convt3d_warnings INTERFACE)
 target_compile_options(convt3d_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>)
+
+if(CONVT3D_SANITIZE)
+  # A finding must end the test: by default undefined behaviour is printed and goes on. -O1, said after the build
+  # type's own level, keeps stack traces true and the build short.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${CONVT3D_SANITIZE};-fno-sanitize-recover=all>"
+                      "$<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer;-O1;-g>")
+  add_link_options("-fsanitize=${CONVT3D_SANITIZE}")
+endif()
