@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _kernel_query, _native
-from ._precision import resolve_precision
+from ._precision import resolve_precision, schema_precision
 from ._problem import Problem, triple
 
 IntOrTriple = int | Sequence[int]
@@ -125,7 +125,7 @@ def explain(
         add_order,
         activation,
         negative_slope,
-        "default" if precision is None else precision,
+        schema_precision(precision),
     )
     # A tensor without memory stands for one on a GPU.
     device_type = "cuda" if problem.device.type == "meta" else problem.device.type

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _native
-from ._activations import ACTIVATIONS
-from ._memory_format import output_is_channels_last
 from ._ops import forward_op
-from ._precision import PRECISION_CODES, resolve_precision
-from ._problem import ADD_ORDERS, Triple, triple
+from ._precision import schema_precision
+from ._problem import triple
 
 IntOrTriple = int | Sequence[int]
 
@@ -95,32 +94,12 @@ def conv_transpose3d(
     dilations = triple(dilation, "dilation")
     if not isinstance(groups, (int, torch.SymInt)) or isinstance(groups, bool):
         raise TypeError(f"convt3d: groups must be an int, got {groups!r} ({type(groups).__name__})")
-    named = {"activation": activation, "add_order": add_order, "precision": precision or ""}
-    for name, value in named.items():
+    for name, value in (("activation", activation), ("add_order", add_order)):
         if not isinstance(value, str):
             raise TypeError(f"convt3d: {name} must be a string, got {value!r} ({type(value).__name__})")
     if not isinstance(negative_slope, (int, float)):
         raise TypeError(f"convt3d: negative_slope must be a number, got {negative_slope!r}")
-    resolved = "default" if precision is None else precision
-    if not torch.compiler.is_compiling() and input.is_cuda and _nothing_in_between(tensors):
-        out = _direct(
-            input,
-            weight,
-            bias,
-            strides,
-            paddings,
-            output_paddings,
-            groups,
-            dilations,
-            add,
-            add_order,
-            activation,
-            negative_slope,
-            resolved,
-        )
-        if out is not None:
-            return out
-    return forward_op(  # type: ignore[no-any-return]
+    arguments = (
         input,
         weight,
         bias,
@@ -133,8 +112,13 @@ def conv_transpose3d(
         add_order,
         activation,
         negative_slope,
-        resolved,
+        schema_precision(precision),
     )
+    if not torch.compiler.is_compiling() and input.is_cuda and _nothing_in_between(tensors):
+        out = _direct(arguments)
+        if out is not None:
+            return out
+    return forward_op(*arguments)  # type: ignore[no-any-return]
 
 
 def _nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
@@ -155,55 +139,13 @@ def _nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
     )
 
 
-def _direct(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Triple,
-    padding: Triple,
-    output_padding: Triple,
-    groups: int,
-    dilation: Triple,
-    add: Tensor | None,
-    add_order: str,
-    activation: str,
-    negative_slope: float,
-    precision: str,
-) -> Tensor | None:
-    """The kernels' result without passing the dispatcher's Python kernels, or None.
+def _direct(arguments: tuple[Any, ...]) -> Tensor | None:
+    """The kernels' result for the operator's arguments without passing its Python kernels, or None.
 
     The kernels check every argument themselves and refuse what is wrong as they refuse what they cannot do:
     None here sends the call to the registered operator, which knows the right error or the fallback.
     """
-    native = _native.native()
-    kernel = _native.requested_kernel()
-    act = ACTIVATIONS.get(activation)
-    if (
-        not native.available
-        or kernel == _native.USE_ATEN
-        or act is None
-        or add_order not in ADD_ORDERS
-        or (precision != "default" and precision not in PRECISION_CODES)
-        or input.dim() != 5
-        or weight.dim() != 5
-        or input.numel() == 0
-    ):
+    input, weight = arguments[0], arguments[1]
+    if input.dim() != 5 or weight.dim() != 5 or input.numel() == 0:
         return None
-    return _native.call(
-        native.forward,
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-        add,
-        ADD_ORDERS.index(add_order),
-        act.code,
-        negative_slope,
-        PRECISION_CODES[resolve_precision(precision, "cuda")],
-        kernel,
-        output_is_channels_last(input, weight),
-    )
+    return _native.forward(arguments)

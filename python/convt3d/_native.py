@@ -8,6 +8,7 @@ loaded the reason is kept for ``info`` and ``explain``.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ._activations import ACTIVATIONS
+from ._memory_format import output_is_channels_last
+from ._precision import PRECISION_CODES, PRECISIONS, resolve_precision
+from ._problem import ADD_ORDERS
 
 LIB_DIR = Path(__file__).resolve().parent / "_lib"
 KERNELS_LIBRARY = LIB_DIR / "libconvt3d.so"
@@ -40,8 +46,8 @@ class Native:
         return self.forward is not None
 
 
-# How a failed call into LibTorch's stable ABI begins its message.
-_TORCH_CALL_FAILED = "API call failed"
+# How python/csrc/binding.cpp reports a failed allocation: bytes of the output and of the workspace.
+_OUT_OF_MEMORY = re.compile(r"convt3d: cannot allocate (\d+) bytes of output and (\d+) of workspace")
 
 _load_library: Any = torch.ops.load_library
 _lock = threading.Lock()
@@ -87,47 +93,47 @@ def requested_kernel() -> int:
         ) from None
 
 
-def call(
-    forward: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: tuple[int, int, int],
-    padding: tuple[int, int, int],
-    output_padding: tuple[int, int, int],
-    groups: int,
-    dilation: tuple[int, int, int],
-    add: Tensor | None,
-    add_order: int,
-    activation: int,
-    negative_slope: float,
-    precision: int,
-    kernel: int,
-    channels_last: bool,
-) -> Tensor | None:
-    """The kernels' result for 5-D CUDA tensors, or None where they do not take the call."""
+def forward(arguments: tuple[Any, ...]) -> Tensor | None:
+    """The kernels' result, or None where they do not take the call.
+
+    Args:
+        arguments: of ``torch.ops.convt3d.conv_transpose3d``, in order, with CUDA tensors and a 5-D input.
+
+    Raises:
+        torch.OutOfMemoryError: memory for the output or the workspace ran out.
+        RuntimeError: a CUDA call failed.
+    """
+    *described, add_order, activation, negative_slope, precision = arguments
+    kernel = requested_kernel()
+    act = ACTIVATIONS.get(activation)
+    if (
+        kernel == USE_ATEN
+        or act is None
+        or add_order not in ADD_ORDERS
+        or precision not in PRECISIONS
+        or not native().available
+    ):
+        return None
+    return call(
+        *described,
+        ADD_ORDERS.index(add_order),
+        act.code,
+        negative_slope,
+        PRECISION_CODES[resolve_precision(precision, "cuda")],
+        kernel,
+        int(output_is_channels_last(arguments[0], arguments[1])),
+    )
+
+
+def call(*arguments: Any) -> Tensor | None:
+    """``convt3d_native::forward`` itself, with torch's own error where memory runs out."""
     try:
-        result = forward(
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            dilation,
-            add,
-            add_order,
-            activation,
-            negative_slope,
-            precision,
-            kernel,
-            int(channels_last),
-        )
+        return native().forward(*arguments)  # type: ignore[no-any-return]
     except RuntimeError as error:
-        # A call of ours into torch failed before anything was launched: as a rule, memory ran out. The
-        # binding can only say so as a RuntimeError; ATen, tried next, raises torch's error, or succeeds.
-        if _TORCH_CALL_FAILED in str(error):
-            return None
+        failed = _OUT_OF_MEMORY.search(str(error))
+        if failed is not None:
+            # The stable ABI hands a failed allocation on as a plain error. The same allocations again, by
+            # torch itself, raise the one that callers know how to handle.
+            device = arguments[0].device
+            _again = [torch.empty(int(size), dtype=torch.uint8, device=device) for size in failed.groups()]
         raise
-    return result  # type: ignore[no-any-return]

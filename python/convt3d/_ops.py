@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from . import _aten, _backward, _native
-from ._precision import PRECISION_CODES, resolve_precision
 from ._problem import Problem
 
 _ARGUMENTS = (
@@ -57,11 +56,7 @@ def _with_tensors(args: _Args, change: Callable[[Tensor], Tensor]) -> _Args:
 
 
 def _fake(*args: Any) -> Tensor:
-    problem = Problem.create(*args)
-    out: Tensor = args[_INPUT].new_empty(problem.output_shape_5d)
-    if problem.channels_last:
-        out = torch.empty_like(out, memory_format=torch.channels_last_3d)
-    return out if problem.batched else out.squeeze(0)
+    return Problem.create(*args).empty_output()
 
 
 def _forward_cpu(*args: Any) -> Tensor:
@@ -70,39 +65,18 @@ def _forward_cpu(*args: Any) -> Tensor:
 
 def _forward_cuda(*args: Any) -> Tensor:
     problem = Problem.create(*args)
-    out = _forward_native(problem, *_tensors(args))
+    out = _forward_native(problem, args)
     return _aten.forward(problem, *_tensors(args)) if out is None else out
 
 
-def _forward_native(
-    problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
-) -> Tensor | None:
+def _forward_native(problem: Problem, args: _Args) -> Tensor | None:
     """The result of our kernels, or None where they do not take the call."""
-    kernel = _native.requested_kernel()
-    if kernel == _native.USE_ATEN or problem.batch == 0 or 0 in problem.out_size:
+    if problem.batch == 0 or 0 in problem.out_size:
         return None
-    native = _native.native()
-    if not native.available:
-        return None
-    out = _native.call(
-        native.forward,
-        input if problem.batched else input.unsqueeze(0),
-        weight,
-        bias,
-        problem.stride,
-        problem.padding,
-        problem.output_padding,
-        problem.groups,
-        problem.dilation,
-        add,
-        0 if problem.add_before else 1,
-        problem.activation.code,
-        problem.negative_slope,
-        PRECISION_CODES[resolve_precision(problem.precision, "cuda")],
-        kernel,
-        problem.channels_last,
-    )
-    return out if out is None or problem.batched else out.squeeze(0)
+    if problem.batched:
+        return _native.forward(args)
+    out = _native.forward((args[_INPUT].unsqueeze(0), *args[1:]))
+    return None if out is None else out.squeeze(0)
 
 
 # --- backward ----------------------------------------------------------------------------------------------

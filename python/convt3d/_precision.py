@@ -3,7 +3,9 @@
 
 "default" follows PyTorch's switch at the moment the operator runs, so nothing is baked into a traced graph.
 An explicit precision holds on every path. ATen's operators that cannot be told run under
-:func:`conv_fp32_switch`, which changes PyTorch's global switch only where it differs, under one lock.
+:func:`conv_fp32_switch`, which holds one lock and, for as long, PyTorch's global switch. What reads that
+switch without the lock (a "default" call, or PyTorch's own convolutions, in another thread meanwhile) sees
+the temporary setting.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 
 Precision = Literal["default", "ieee", "tf32"]
 PRECISIONS: tuple[Precision, ...] = ("default", "ieee", "tf32")
+"""What the operator's schema takes; the Python functions say None for "default"."""
 
 # The kernels' codes, ``convt3d_precision`` in convt3d.h.
 PRECISION_CODES = {"ieee": 0, "tf32": 1}
@@ -31,14 +34,26 @@ def _backend(device_type: str) -> Any:
 
 def _read_switch(device_type: str) -> str:
     """PyTorch's setting for convolutions: "tf32", "ieee", "bf16" (CPU only) or "none" (nothing was set)."""
-    conv = getattr(_backend(device_type), "conv", None)
-    value = getattr(conv, "fp32_precision", None)
-    if isinstance(value, str):
-        return value
-    # Where the per-operator attribute is missing the older flag is the only switch.
-    if device_type == "cuda":
-        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
-    return "none"
+    setting: str = _backend(device_type).conv.fp32_precision
+    return setting
+
+
+def schema_precision(precision: str | None) -> str:
+    """The operator's word for what a user gives as ``precision``.
+
+    Raises:
+        TypeError: not a string.
+        ValueError: anything but None, "ieee" and "tf32".
+    """
+    if precision is None:
+        return "default"
+    if precision in ("ieee", "tf32"):
+        return precision
+    if not isinstance(precision, str):
+        raise TypeError(
+            f"convt3d: precision must be a string, got {precision!r} ({type(precision).__name__})"
+        )
+    raise ValueError(f"convt3d: precision must be None, 'ieee' or 'tf32', got {precision!r}")
 
 
 def resolve_precision(precision: str, device_type: str) -> str:
@@ -57,19 +72,20 @@ def resolve_precision(precision: str, device_type: str) -> str:
 def conv_fp32_switch(precision: str, device_type: str) -> Iterator[None]:
     """Runs a block with PyTorch's convolution switch saying ``precision``; "default" leaves it alone.
 
-    Takes the lock, and touches the switch, only where the block needs another setting than the present one.
+    An explicit precision holds the lock for the whole block, also where the switch says the same already:
+    that may be another thread's temporary setting, gone as soon as that thread leaves its block.
     On a CPU both explicit precisions mean true fp32 arithmetic (tf32 rounds its operands beforehand).
     """
     if precision == "default" or device_type not in ("cpu", "cuda"):
         yield
         return
     wanted = precision if device_type == "cuda" else "ieee"
-    if _agrees(_read_switch(device_type), wanted):
-        yield
-        return
     conv = _backend(device_type).conv
     with _switch_lock:
-        before = conv.fp32_precision
+        before = _read_switch(device_type)
+        if _agrees(before, wanted):
+            yield
+            return
         conv.fp32_precision = wanted
         try:
             yield

@@ -104,8 +104,6 @@ class Problem:
     out_size: Triple
     dtype: torch.dtype
     device: torch.device
-    has_bias: bool
-    has_add: bool
     add_before: bool
     activation: Activation
     negative_slope: float
@@ -195,8 +193,6 @@ class Problem:
             out_size=out_size,
             dtype=input.dtype,
             device=input.device,
-            has_bias=bias is not None,
-            has_add=add is not None,
             add_before=add_order == "before",
             activation=act,
             negative_slope=float(negative_slope),
@@ -216,7 +212,7 @@ def _check_options(add_order: str, activation: str, negative_slope: float, preci
     if add_order not in ADD_ORDERS:
         raise ValueError(f"convt3d: add_order must be 'before' or 'after', got {add_order!r}")
     if precision not in PRECISIONS:
-        raise ValueError(f"convt3d: precision must be None, 'ieee' or 'tf32', got {precision!r}")
+        raise ValueError(f"convt3d: precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if not isinstance(negative_slope, (int, float, torch.SymFloat)):
         raise TypeError(f"convt3d: negative_slope must be a number, got {negative_slope!r}")
     return act

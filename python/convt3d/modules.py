@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ._activations import ACTIVATIONS
 from ._functional import conv_transpose3d
-from ._precision import PRECISIONS
+from ._precision import schema_precision
 from ._problem import ADD_ORDERS
 
 
@@ -52,8 +52,7 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
             )
         if add_order not in ADD_ORDERS:
             raise ValueError(f"convt3d: add_order must be 'before' or 'after', got {add_order!r}")
-        if precision is not None and precision not in PRECISIONS:
-            raise ValueError(f"convt3d: precision must be None, 'ieee' or 'tf32', got {precision!r}")
+        schema_precision(precision)
         super().__init__(
             in_channels,
             out_channels,

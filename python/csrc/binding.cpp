@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The library as torch operators, over LibTorch's stable ABI only: no at:: or c10:: type, no Python API.
+// The library as a torch operator, over LibTorch's stable ABI only: no at:: or c10:: type, no Python API.
 //
 //   convt3d_native::forward(...) -> Tensor?   the result, or none where no kernel takes the call
-//   convt3d_native::select(...)  -> str       which kernel would take it: "sm80", or "none: <reason>"
 //
-// `forward` never raises for a bad or unsupported call, and writes nothing then: Python does the full validation,
-// with torch's own error texts, and the fallback. It raises on CUDA errors. Both are registered for every backend
-// at once, since a call that is not for this library has to answer "none" too.
+// It never raises for a bad or unsupported call, and writes nothing then: Python does the full validation, with
+// torch's own error texts, and the fallback. It raises on CUDA errors and where memory runs out. It is registered for
+// every backend at once, since a call that is not for this library has to answer "none" too.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -16,7 +15,6 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "convt3d/convt3d.h"
@@ -119,41 +117,41 @@ std::optional<convt3d_dtype> library_dtype(int32_t dtype) {
   return std::nullopt;
 }
 
-// Describes the call to the library; null, or the reason why it cannot be described (a constant, or `message`).
+// Describes the call to the library; false where it cannot be described.
 // What the description itself says wrong is the library's to find, except where this code already depends on it.
-char const* describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDims], char* message) {
+bool describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDims]) {
   std::array<Tensor const*, 4> const tensors = {&call.input, &call.weight, call.bias ? &*call.bias : nullptr,
                                                 call.add ? &*call.add : nullptr};
   int32_t const dtype = dtype_of(call.input);
   int32_t const device = call.input.get_device_index();
   for (Tensor const* tensor : tensors) {
     if (tensor == nullptr) continue;
-    if (device_type_of(*tensor) != aoti_torch_device_type_cuda()) return "a tensor is not on a CUDA device";
-    if (tensor->get_device_index() != device) return "the tensors are on different devices";
-    if (!is_strided(*tensor)) return "a tensor is not strided";
-    if (dtype_of(*tensor) != dtype) return "the tensors have different types";
+    if (device_type_of(*tensor) != aoti_torch_device_type_cuda()) return false;
+    if (tensor->get_device_index() != device) return false;
+    if (!is_strided(*tensor)) return false;
+    if (dtype_of(*tensor) != dtype) return false;
   }
   std::optional<convt3d_dtype> const type = library_dtype(dtype);
-  if (!type) return "the type is not float32, float16 or bfloat16";
-  if (call.input.dim() != kDims || call.weight.dim() != kDims) return "input or weight is not 5-D";
+  if (!type) return false;
+  if (call.input.dim() != kDims || call.weight.dim() != kDims) return false;
 
   problem = {};
   problem.batch = call.input.size(0);
   problem.in_channels = call.input.size(1);
   problem.groups = call.groups;
   // A transposed convolution's weight is (Cin, Cout / groups, kD, kH, kW).
-  if (call.weight.size(0) != problem.in_channels) return "weight.size(0) is not the number of input channels";
-  if (__builtin_mul_overflow(call.weight.size(1), call.groups, &problem.out_channels)) return "groups is too large";
+  if (call.weight.size(0) != problem.in_channels) return false;
+  if (__builtin_mul_overflow(call.weight.size(1), call.groups, &problem.out_channels)) return false;
   for (int axis = 0; axis < 3; ++axis) {
     problem.in_size[axis] = call.input.size(2 + axis);
     problem.kernel[axis] = call.weight.size(2 + axis);
   }
   if (!copy_triple(call.stride, problem.stride) || !copy_triple(call.padding, problem.padding) ||
       !copy_triple(call.output_padding, problem.output_padding) || !copy_triple(call.dilation, problem.dilation)) {
-    return "stride, padding, output_padding or dilation does not have three values";
+    return false;
   }
   for (int64_t value : {call.add_order, call.activation, call.precision, call.kernel}) {
-    if (value < 0 || value > INT32_MAX) return "add_order, activation, precision or kernel is out of range";
+    if (value < 0 || value > INT32_MAX) return false;
   }
   problem.dtype = *type;
   problem.precision = static_cast<int32_t>(call.precision);
@@ -162,14 +160,14 @@ char const* describe(Call const& call, convt3d_problem& problem, int64_t (&y_sha
   problem.negative_slope = static_cast<float>(call.negative_slope);
 
   int64_t out_size[3];
-  if (convt3d_output_size(&problem, out_size, message, kMessageBytes) != CONVT3D_OK) return message;
+  if (convt3d_output_size(&problem, out_size, nullptr, 0) != CONVT3D_OK) return false;
   int64_t const shape[kDims] = {problem.batch, problem.out_channels, out_size[0], out_size[1], out_size[2]};
   int64_t bytes = static_cast<int64_t>(call.input.element_size());
   for (int dim = 0; dim < kDims; ++dim) {
     y_shape[dim] = shape[dim];
     // Keeps dense_strides from overflowing.
     if (shape[dim] < 0 || __builtin_mul_overflow(bytes, shape[dim] > 1 ? shape[dim] : 1, &bytes)) {
-      return "the output is too large";
+      return false;
     }
   }
 
@@ -180,16 +178,16 @@ char const* describe(Call const& call, convt3d_problem& problem, int64_t (&y_sha
   problem.add_alignment = 16;
   problem.y_alignment = 16;  // torch's allocators give more
   if (call.bias) {
-    if (call.bias->dim() != 1 || call.bias->size(0) != problem.out_channels) return "bias does not have Cout elements";
+    if (call.bias->dim() != 1 || call.bias->size(0) != problem.out_channels) return false;
     problem.has_bias = 1;
     problem.bias_stride = call.bias->stride(0);
   }
   if (call.add) {
-    if (!broadcast_strides(*call.add, shape, problem.add_stride)) return "add does not broadcast to the output";
+    if (!broadcast_strides(*call.add, shape, problem.add_stride)) return false;
     problem.has_add = 1;
     problem.add_alignment = alignment_of(call.add->const_data_ptr());
   }
-  return nullptr;
+  return true;
 }
 
 // What the library says of device `index`, which is the current one. Asked once per device: properties are slow.
@@ -215,12 +213,14 @@ convt3d_status device_of(int32_t index, convt3d_device& device, char* message) {
 // Whether a status means "not for this library" rather than a failure.
 bool declined(convt3d_status status) { return status == CONVT3D_INVALID_ARGUMENT || status == CONVT3D_NOT_SUPPORTED; }
 
-Tensor empty_cuda(std::vector<int64_t> const& shape, std::vector<int64_t> const& strides, int32_t dtype,
-                  int32_t device_index) {
+// Null where the memory cannot be had.
+std::optional<Tensor> empty_cuda(std::vector<int64_t> const& shape, std::vector<int64_t> const& strides, int32_t dtype,
+                                 int32_t device_index) {
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(),
-                                                         strides.data(), dtype, aoti_torch_device_type_cuda(),
-                                                         device_index, &handle));
+  AOTITorchError const error =
+      aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), dtype,
+                               aoti_torch_device_type_cuda(), device_index, &handle);
+  if (error != 0) return std::nullopt;
   return Tensor(handle);
 }
 
@@ -239,28 +239,35 @@ void raise(convt3d_status status, char const* message) {
 std::optional<Tensor> run(Call const& call) {
   convt3d_problem problem;
   int64_t shape[kDims];
-  char message[kMessageBytes] = "";
-  if (describe(call, problem, shape, message) != nullptr) return std::nullopt;
+  if (!describe(call, problem, shape)) return std::nullopt;
 
   int32_t const index = call.input.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(index);
   convt3d_plan plan{};
+  char message[kMessageBytes] = "";
   convt3d_status status = make_plan(call, problem, plan, message);
   if (declined(status)) return std::nullopt;
   if (status != CONVT3D_OK) raise(status, message);
 
-  Tensor y =
+  std::optional<Tensor> y =
       empty_cuda({shape, shape + kDims}, {problem.y_stride, problem.y_stride + kDims}, dtype_of(call.input), index);
   std::optional<Tensor> workspace;
-  if (plan.workspace_bytes != 0) {
+  if (y && plan.workspace_bytes != 0) {
     workspace = empty_cuda({static_cast<int64_t>(plan.workspace_bytes)}, {1}, aoti_torch_dtype_uint8(), index);
+  }
+  if (!y || (plan.workspace_bytes != 0 && !workspace)) {
+    int64_t bytes = static_cast<int64_t>(call.input.element_size());
+    for (int64_t extent : shape) bytes *= extent;
+    // The stable ABI does not say why. Python reads the two numbers and lets torch say it.
+    STD_TORCH_CHECK(false, "convt3d: cannot allocate ", bytes, " bytes of output and ", plan.workspace_bytes,
+                    " of workspace");
   }
   convt3d_tensors tensors{};
   tensors.x = call.input.const_data_ptr();
   tensors.weight = call.weight.const_data_ptr();
   tensors.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
   tensors.add = call.add ? call.add->const_data_ptr() : nullptr;
-  tensors.y = y.mutable_data_ptr();
+  tensors.y = y->mutable_data_ptr();
   tensors.workspace = workspace ? workspace->mutable_data_ptr() : nullptr;
   tensors.workspace_bytes = plan.workspace_bytes;
   // The plan relies on it, and an allocator of the user's own could break it.
@@ -275,17 +282,6 @@ std::optional<Tensor> run(Call const& call) {
   return y;
 }
 
-std::string choose(Call const& call) {
-  convt3d_problem problem;
-  int64_t shape[kDims];
-  char message[kMessageBytes] = "";
-  if (char const* reason = describe(call, problem, shape, message)) return std::string("none: ") + reason;
-  torch::stable::accelerator::DeviceGuard const guard(call.input.get_device_index());
-  convt3d_plan plan{};
-  if (make_plan(call, problem, plan, message) != CONVT3D_OK) return std::string("none: ") + message;
-  return convt3d_kernel_name(plan.kernel);
-}
-
 std::optional<Tensor> forward_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
                                  std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
                                  std::vector<int64_t> const& output_padding, int64_t groups,
@@ -296,28 +292,13 @@ std::optional<Tensor> forward_op(Tensor const& input, Tensor const& weight, std:
               negative_slope, precision, kernel, channels_last != 0});
 }
 
-std::string select_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
-                      std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
-                      std::vector<int64_t> const& output_padding, int64_t groups, std::vector<int64_t> const& dilation,
-                      std::optional<Tensor> const& add, int64_t add_order, int64_t activation, double negative_slope,
-                      int64_t precision, int64_t kernel, int64_t channels_last) {
-  return choose({input, weight, bias, stride, padding, output_padding, groups, dilation, add, add_order, activation,
-                 negative_slope, precision, kernel, channels_last != 0});
-}
-
 }  // namespace
 
-#define CONVT3D_ARGUMENTS                                                                                         \
-  "(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int groups, "   \
-  "int[] dilation, Tensor? add, int add_order, int activation, float negative_slope, int precision, int kernel, " \
-  "int channels_last)"
-
 STABLE_TORCH_LIBRARY(convt3d_native, m) {
-  m.def("forward" CONVT3D_ARGUMENTS " -> Tensor?");
-  m.def("select" CONVT3D_ARGUMENTS " -> str");
+  m.def(
+      "forward(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, "
+      "int groups, int[] dilation, Tensor? add, int add_order, int activation, float negative_slope, int precision, "
+      "int kernel, int channels_last) -> Tensor?");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(convt3d_native, CompositeExplicitAutograd, m) {
-  m.impl("forward", TORCH_BOX(&forward_op));
-  m.impl("select", TORCH_BOX(&select_op));
-}
+STABLE_TORCH_LIBRARY_IMPL(convt3d_native, CompositeExplicitAutograd, m) { m.impl("forward", TORCH_BOX(&forward_op)); }

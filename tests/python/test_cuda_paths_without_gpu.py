@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -90,13 +91,12 @@ def test_arguments_of_the_binding(bind: Callable[[Any], Binding], fake: FakeTens
     expected = (
         t.input, t.weight, t.bias, (2, 2, 2), (1, 1, 1), (1, 1, 1), 1, (1, 1, 1), t.add, 0, 10, 0.25, 1, 0, 1,
     )  # fmt: skip
-    problem = problem_of(CASE, t)
-    assert _ops._forward_native(problem, t.input, t.weight, t.bias, t.add) is result
-    assert _functional._direct(*arguments(CASE, t)) is result
+    assert _ops._forward_native(problem_of(CASE, t), arguments(CASE, t)) is result
+    assert _functional._direct(arguments(CASE, t)) is result
     for call in binding.calls:
         assert all(a is b or a == b for a, b in zip(call, expected, strict=True))
     after = replace(CASE, add_order="after", precision="ieee", activation="leaky_relu")
-    _functional._direct(*arguments(after, on_cuda(after)))
+    _functional._direct(arguments(after, on_cuda(after)))
     assert binding.calls[-1][9:] == (1, 2, 0.25, 0, 0, 0)
 
 
@@ -110,10 +110,10 @@ def test_the_environment_chooses_the_kernel(
 ) -> None:
     force_kernel(kernel)
     binding = bind(torch.empty(1))
-    _functional._direct(*arguments(CASE, on_cuda(CASE)))
+    _functional._direct(arguments(CASE, on_cuda(CASE)))
     assert binding.calls[0][13] == code
     force_kernel("aten")
-    assert _functional._direct(*arguments(CASE, on_cuda(CASE))) is None
+    assert _functional._direct(arguments(CASE, on_cuda(CASE))) is None
     assert len(binding.calls) == 1
 
 
@@ -131,15 +131,8 @@ def test_the_short_way_leaves_the_rest_to_the_operator(
     change: dict[str, Any], bind: Callable[[Any], Binding], fake: FakeTensorMode
 ) -> None:
     binding = bind(torch.empty(1))
-    assert (
-        _functional._direct(
-            *arguments(
-                replace(CASE, **change),
-                on_cuda(replace(CASE, **{k: v for k, v in change.items() if k == "batch"})),
-            )
-        )
-        is None
-    )
+    shapes = replace(CASE, **{k: v for k, v in change.items() if k == "batch"})
+    assert _functional._direct(arguments(replace(CASE, **change), on_cuda(shapes))) is None
     assert not binding.calls
 
 
@@ -155,7 +148,7 @@ def test_a_refused_call_falls_back(
         c = replace(case, dtype=dtype, precision=precision)
         t = on_cuda(c)
         problem = problem_of(c, t)
-        assert _ops._forward_native(problem, t.input, t.weight, t.bias, t.add) is None
+        assert _ops._forward_native(problem, arguments(c, t)) is None
         out = _aten.forward(problem, t.input, t.weight, t.bias, t.add)
         like = problem.empty_output()
         assert (out.shape, out.stride(), out.dtype, out.device) == (
@@ -170,13 +163,49 @@ def test_a_refused_call_falls_back(
             assert (grad.shape, grad.stride(), grad.dtype) == (like.shape, like.stride(), like.dtype)
 
 
-def test_failures_of_the_binding(bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
+@pytest.mark.parametrize("text", ["an illegal memory access was encountered (status 4)", "API call failed"])
+def test_failures_of_the_binding(text: str, bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
+    """No failure turns into another path with another arithmetic."""
     t = on_cuda(CASE)
-    bind(RuntimeError("aoti_torch_empty_strided(...) API call failed at binding.cpp, line 1"))
-    assert _functional._direct(*arguments(CASE, t)) is None
-    bind(RuntimeError("convt3d: an illegal memory access was encountered (status 4)"))
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        _functional._direct(*arguments(CASE, t))
+    bind(RuntimeError(text))
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        _functional._direct(arguments(CASE, t))
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        _ops._forward_native(problem_of(CASE, t), arguments(CASE, t))
+
+
+def test_memory_that_runs_out(
+    bind: Callable[[Any], Binding], fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch raises its own error when asked for the same memory; where it finds some, ours stands."""
+    t = on_cuda(CASE)
+    bind(RuntimeError("convt3d: cannot allocate 96 bytes of output and 32 of workspace at binding.cpp:1"))
+    with pytest.raises(RuntimeError, match="cannot allocate 96"):
+        _functional._direct(arguments(CASE, t))
+    asked: list[int] = []
+
+    def empty(size: int, dtype: torch.dtype, device: torch.device) -> None:
+        assert dtype == torch.uint8 and device.type == "cuda"
+        asked.append(size)
+        if sum(asked) > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(torch.OutOfMemoryError):
+        _functional._direct(arguments(CASE, t))
+    assert asked == [96, 32]
+
+
+def test_the_binding_reports_memory_in_the_words_that_are_understood() -> None:
+    source = Path(__file__).resolve().parents[2] / "python" / "csrc" / "binding.cpp"
+    (call,) = re.findall(
+        r'STD_TORCH_CHECK\(false, ("convt3d: cannot allocate.*?)\);', source.read_text(), re.S
+    )
+    message = "".join(
+        piece.strip('"') if piece[0] == '"' else "7" for piece in re.split(r",\s*(?=[\w\"])", call)
+    )
+    found = _native._OUT_OF_MEMORY.search(message)
+    assert found is not None and found.groups() == ("7", "7")
 
 
 def test_what_keeps_a_call_off_the_short_way() -> None:

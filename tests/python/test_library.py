@@ -145,6 +145,8 @@ def test_no_kernel_spills(source: Path) -> None:
     report = report_of(source)
     kernels = list(ENTRY.finditer(report))
     assert len(kernels) == report.count("Compiling entry function"), "the report was not understood"
+    if source.parent.name == "instances":  # there for nothing but its kernels
+        assert kernels, "no kernel in the report"
     spills = [k.groupdict() for k in kernels if int(k["stores"]) + int(k["loads"]) > 0]
     assert spills == []
 
@@ -352,10 +354,9 @@ def test_no_device_is_an_answer(library: Any) -> None:
 
 
 def test_binding_declines_cpu_tensors() -> None:
-    """Also proves that the binding loads here, and that its operators' schemas and boxing agree."""
+    """Also proves that the binding loads here, and that its operator's schema and boxing agree."""
     torch.ops.load_library(str(built("libconvt3d_torch.so")))
     x, weight = torch.randn(1, 2, 3, 3, 3), torch.randn(2, 4, 2, 2, 2)
     ones, zeros = [1, 1, 1], [0, 0, 0]
     arguments = (x, weight, torch.zeros(4), ones, zeros, zeros, 1, ones, None, 0, 0, 0.01, 0, 0, 0)
     assert torch.ops.convt3d_native.forward(*arguments) is None
-    assert torch.ops.convt3d_native.select(*arguments) == "none: a tensor is not on a CUDA device"

@@ -12,7 +12,7 @@ import torch
 
 from accuracy import assert_accurate
 from cases import Case, Tensors
-from convt3d import conv_transpose3d
+from convt3d import FusedConvTranspose3d, conv_transpose3d, explain
 from convt3d._precision import conv_fp32_switch, resolve_precision, round_to_tf32
 
 LARGEST_TF32 = 0x7F7FE000
@@ -107,6 +107,17 @@ def test_default_follows_the_switch_when_the_operator_runs() -> None:
         assert resolve_precision("default", "cpu") == "ieee"
 
 
+def test_default_is_the_operators_word_and_not_the_users() -> None:
+    x, w = torch.zeros(1, 2, 2, 2, 2), torch.zeros(2, 2, 2, 2, 2)
+    for call in (
+        lambda: conv_transpose3d(x, w, precision="default"),
+        lambda: explain(x, w, precision="default"),
+        lambda: FusedConvTranspose3d(2, 2, 2, precision="default"),
+    ):
+        with pytest.raises(ValueError, match="must be None, 'ieee' or 'tf32', got 'default'"):
+            call()
+
+
 def test_the_switch_is_restored_and_only_touched_where_it_differs() -> None:
     conv = torch.backends.cudnn.conv
     conv.fp32_precision = "tf32"
@@ -120,24 +131,38 @@ def test_the_switch_is_restored_and_only_touched_where_it_differs() -> None:
     assert conv.fp32_precision == "tf32"
 
 
-def test_the_switch_under_threads() -> None:
-    """Blocks that want different settings take turns; the setting outlives them all."""
+def test_an_explicit_precision_outlives_another_threads_block() -> None:
+    """A block that finds the switch right, because another thread has set it for a while, keeps it right."""
     conv = torch.backends.cudnn.conv
     conv.fp32_precision = "tf32"
+    second_is_inside, first_is_gone = threading.Event(), threading.Event()
     seen: list[str] = []
 
-    def work() -> None:
-        for _ in range(200):
-            with conv_fp32_switch("ieee", "cuda"):
-                seen.append(conv.fp32_precision)
+    def second() -> None:
+        with conv_fp32_switch("ieee", "cuda"):
+            second_is_inside.set()
+            assert first_is_gone.wait(10)
+            seen.append(conv.fp32_precision)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
+    thread = threading.Thread(target=second)
+    with conv_fp32_switch("ieee", "cuda"):
         thread.start()
-    for thread in threads:
-        thread.join()
+        # Blocks take turns. One that got in here would see the switch change under it below.
+        together = second_is_inside.wait(0.3)
+    first_is_gone.set()
+    thread.join(10)
+    assert seen == ["ieee"] and not together
     assert conv.fp32_precision == "tf32"
-    assert set(seen) == {"ieee"}
+
+
+def test_blocks_nest() -> None:
+    conv = torch.backends.cudnn.conv
+    conv.fp32_precision = "tf32"
+    with conv_fp32_switch("ieee", "cuda"):
+        with conv_fp32_switch("tf32", "cuda"), conv_fp32_switch("tf32", "cuda"):
+            assert conv.fp32_precision == "tf32"
+        assert conv.fp32_precision == "ieee"
+    assert conv.fp32_precision == "tf32"
 
 
 @pytest.mark.parametrize("x_scale", [1e-30, 1e-15, 1.0, 1e15, 1e30])
