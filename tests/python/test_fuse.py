@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import convt3d
 from convt3d import FusedConvTranspose3d, Model
 from convt3d._activations import ACTIVATIONS
-from convt3d._fuse import _pending
+from convt3d._fuse import _call
 from fuse_nets import (
     Chain,
     LocalNetLike,
@@ -43,13 +43,13 @@ def _one_thread() -> Iterator[None]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The deferred calls that ran, by keyword arguments."""
     found: list[dict[str, Any]] = []
-    real = _pending.conv_transpose3d
+    real = _call.conv_transpose3d
 
     def spy(*args: Any, **kwargs: Any) -> Tensor:
         found.append(kwargs)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(_pending, "conv_transpose3d", spy)
+    monkeypatch.setattr(_call, "conv_transpose3d", spy)
     return found
 
 

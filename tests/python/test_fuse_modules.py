@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import convt3d
 from convt3d import FusedConvTranspose3d, fuse, fuse_report, unfuse
-from convt3d._fuse import _pending
+from convt3d._fuse import _call
 from fuse_nets import (
     Chain,
     LocalNetLike,
@@ -45,13 +45,13 @@ def _one_thread() -> Iterator[None]:
 def deferred(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The activations of the deferred calls that ran."""
     found: list[str] = []
-    real = _pending.conv_transpose3d
+    real = _call.conv_transpose3d
 
     def spy(*args: Any, **kwargs: Any) -> Tensor:
         found.append(kwargs["activation"])
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(_pending, "conv_transpose3d", spy)
+    monkeypatch.setattr(_call, "conv_transpose3d", spy)
     return found
 
 

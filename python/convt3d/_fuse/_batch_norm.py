@@ -36,18 +36,35 @@ def fold(
     for tensor in (mean, var, gamma, beta):
         if tensor is not None and (tensor.shape != (channels,) or tensor.device != weight.device):
             return None
+    if torch.is_autocast_enabled(weight.device.type):
+        with torch.autocast(weight.device.type, enabled=False):
+            return _fold(weight, bias, groups, mean, var, gamma, beta, arguments.get("eps", 1e-5))
+    return _fold(weight, bias, groups, mean, var, gamma, beta, arguments.get("eps", 1e-5))
+
+
+def _fold(
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: int,
+    mean: Tensor,
+    var: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
     dtype = torch.float32 if weight.dtype.itemsize < 4 else weight.dtype
-    with torch.autocast(weight.device.type, enabled=False):
-        scale = torch.rsqrt(var.to(dtype) + arguments.get("eps", 1e-5))
-        if gamma is not None:
-            scale = scale * gamma.to(dtype)
-        shift = -mean.to(dtype) if bias is None else bias.to(dtype) - mean.to(dtype)
-        shift = shift * scale
-        if beta is not None:
-            shift = shift + beta.to(dtype)
-        if groups == 1:
-            folded = weight.to(dtype) * scale.view(1, channels, 1, 1, 1)
-        else:
-            by_group = weight.to(dtype).view(groups, -1, *weight.shape[1:])
-            folded = (by_group * scale.view(groups, 1, -1, 1, 1, 1)).flatten(0, 1)
-        return folded.to(weight.dtype), shift.to(weight.dtype)
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+    scale = torch.rsqrt(cast(var) + eps)
+    if gamma is not None:
+        scale = scale * cast(gamma)
+    shift = -cast(mean) if bias is None else cast(bias) - cast(mean)
+    shift = shift * scale if beta is None else torch.addcmul(cast(beta), shift, scale)
+    if groups == 1:
+        folded = cast(weight) * scale.view(1, -1, 1, 1, 1)
+    else:
+        by_group = cast(weight).view(groups, -1, *weight.shape[1:])
+        folded = (by_group * scale.view(groups, 1, -1, 1, 1, 1)).flatten(0, 1)
+    return folded.to(weight.dtype), shift.to(weight.dtype)

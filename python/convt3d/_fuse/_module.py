@@ -17,7 +17,8 @@ from torch.nn.utils import parametrize
 from .._memory_format import output_is_channels_last
 from .._problem import output_extent
 from ..modules import FusedConvTranspose3d
-from ._pending import PLAIN_TYPES, Ambience, Call, start, versions_of
+from ._call import Ambience, Call, versions_of
+from ._pending import PLAIN_TYPES, start
 from ._steps import BATCH_NORM
 
 
@@ -91,15 +92,17 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         padding: Any = self.padding
         dilation: Any = self.dilation
         kernel: Any = self.kernel_size
-        output_padding: Any = self._output_padding(
-            input,
-            output_size,  # type: ignore[arg-type]
-            stride,
-            padding,
-            kernel,
-            3,
-            dilation,
-        )
+        output_padding: Any = self.output_padding
+        if output_size is not None:
+            output_padding = self._output_padding(
+                input,
+                output_size,  # type: ignore[arg-type]
+                stride,
+                padding,
+                kernel,
+                3,
+                dilation,
+            )
         spatial = zip(input.shape[-3:], kernel, stride, padding, output_padding, dilation, strict=True)
         size = [output_extent(*extents) for extents in spatial]
         if min(size) <= 0 or any(

@@ -8,147 +8,42 @@ own code decides what is fused, in every call anew, and values never depend on t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .._functional import conv_transpose3d
-from .._problem import Triple
 from ._batch_norm import fold
+from ._call import Ambience, Call, versions_of
 from ._steps import ADD, BATCH_NORM, DROPOUT, METADATA, MUL, X_HARDSWISH, Step, classify, is_eval_dropout
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-@dataclass(frozen=True)
-class Ambience:
-    """What decides, besides its arguments, how a call runs: it must be the same when it runs later."""
+class Form(NamedTuple):
+    """Shape, strides, type and device of a result to come."""
 
-    device_type: str
-    grad: bool
-    inference: bool
-    autocast: bool
-    autocast_dtype: torch.dtype
-
-    @staticmethod
-    def current(device_type: str) -> Ambience:
-        return Ambience(
-            device_type,
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled(device_type),
-            torch.get_autocast_dtype(device_type),
-        )
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        with (
-            torch.inference_mode(self.inference),
-            torch.set_grad_enabled(self.grad),
-            torch.autocast(self.device_type, self.autocast_dtype, self.autocast),
-        ):
-            yield
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments of one :func:`convt3d.conv_transpose3d`, collected step by step."""
-
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    stride: Triple
-    padding: Triple
-    output_padding: Triple
-    groups: int
-    dilation: Triple
-    precision: str | None
-    ambience: Ambience
-    versions: tuple[tuple[Tensor, int], ...]
-    add: Tensor | None = None
-    add_order: str = "before"
-    activation: str = "none"
-    negative_slope: float = 0.01
-
-    def run(self) -> Tensor:
-        self._check_versions()
-        if self.ambience == Ambience.current(self.ambience.device_type):
-            return self._run(self.input, self.weight, self.bias, self.add)
-        with self.ambience.restored():
-            return self._run(self.input, self.weight, self.bias, self.add)
-
-    def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
-        return conv_transpose3d(
-            input,
-            weight,
-            bias,
-            self.stride,
-            self.padding,
-            self.output_padding,
-            self.groups,
-            self.dilation,
-            add=add,
-            add_order=self.add_order,
-            activation=self.activation,
-            negative_slope=self.negative_slope,
-            precision=self.precision,
-        )
-
-    def gradients(self, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-        """Of input, weight, bias and add, for a graph that got hold of the pending tensor itself."""
-        self._check_versions()
-        with self.ambience.restored(), torch.enable_grad():
-            leaves = [
-                None if t is None else t.detach().requires_grad_(w)
-                for t, w in zip(self.tensors, wanted, strict=True)
-            ]
-            out = self._run(*leaves)  # type: ignore[arg-type]
-            chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if leaf is not None and want]
-            found = iter(torch.autograd.grad(out, chosen, grad_output))
-        return [next(found) if t is not None and w else None for t, w in zip(leaves, wanted, strict=True)]
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        return self.input, self.weight, self.bias, self.add
-
-    @property
-    def wants_grad(self) -> bool:
-        return self.ambience.grad and any(t is not None and t.requires_grad for t in self.tensors)
-
-    def _check_versions(self) -> None:
-        for tensor, version in self.versions:
-            if tensor._version != version:
-                raise RuntimeError(
-                    "convt3d: a tensor that a fused transposed convolution reads was changed in place "
-                    "between the convolution and what follows it (or the result was kept by a hook and read "
-                    "after the weights had changed). Call convt3d.fuse() again with the hooks in place, or "
-                    "convt3d.unfuse()"
-                )
-
-
-def versions_of(*tensors: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
-    """What in-place changes are noticed by; inference tensors do not count theirs."""
-    return tuple((t, t._version) for t in tensors if t is not None and not t.is_inference())
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
 class _Attach(torch.autograd.Function):
     """Gives a pending tensor its place in the graph, for code that reaches autograd past the Python layer."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, like: PendingTensor | _Form, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, call: Call, form: Form, *tensors: Tensor | None) -> Tensor:
         ctx.call = call
-        return _Attach.plain(call, like)  # made here: an input handed back would be a view of itself
+        return _Attach.plain(call, form)  # made here: an input handed back would be a view of itself
 
     @staticmethod
-    def plain(call: Call, like: PendingTensor | _Form, *tensors: Tensor | None) -> PendingTensor:
+    def plain(call: Call, form: Form, *tensors: Tensor | None) -> PendingTensor:
         """The bare tensor, with no place in a graph."""
         made: PendingTensor = torch.Tensor._make_wrapper_subclass(
-            PendingTensor, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+            PendingTensor, form.shape, strides=form.strides, dtype=form.dtype, device=form.device
         )
         return made
 
@@ -161,16 +56,18 @@ class PendingTensor(torch.Tensor):
     """The result of a :class:`Call` that has not run: shape, type and device are known, values on demand."""
 
     _call: Call
+    _form: Form  # asking the tensor itself takes a detour through __torch_function__
     _remaining: tuple[str, ...]  # planned steps
     _value: Tensor | None  # once computed
     _successor: PendingTensor | None  # what an in-place step has made of it
     _gate_of: PendingTensor | None  # for the hardswish(t) of t * hardswish(t): t
 
     @staticmethod
-    def create(call: Call, remaining: tuple[str, ...], like: PendingTensor | _Form) -> PendingTensor:
+    def create(call: Call, remaining: tuple[str, ...], form: Form) -> PendingTensor:
         make: Any = _Attach.apply if call.wants_grad else _Attach.plain
-        pending: PendingTensor = make(call, like, *call.tensors)
+        pending: PendingTensor = make(call, form, *call.tensors)
         pending._call = call
+        pending._form = form
         pending._remaining = remaining
         pending._value = pending._successor = pending._gate_of = None
         return pending
@@ -184,7 +81,7 @@ class PendingTensor(torch.Tensor):
 
     def _is_adopted(self) -> bool:
         """Whether an autograd.Function, such as a checkpoint, has returned this tensor as its own result."""
-        if self._call.wants_grad:
+        if self._call.wants_grad or not torch.is_grad_enabled():
             return False
         with torch._C.DisableTorchFunctionSubclass():
             return self.requires_grad
@@ -231,19 +128,6 @@ class PendingTensor(torch.Tensor):
         return func(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Shape, strides, type and device of a result to come."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def stride(self) -> tuple[int, ...]:
-        return self.strides
-
-
 def start(
     call: Call,
     remaining: tuple[str, ...],
@@ -259,7 +143,7 @@ def start(
         strides = (depth * height * width, height * width, width, 1)
     if len(shape) == 5:
         strides = (channels * depth * height * width, *strides)
-    return PendingTensor.create(call, remaining, _Form(shape, strides, dtype, call.input.device))
+    return PendingTensor.create(call, remaining, Form(shape, strides, dtype, call.input.device))
 
 
 def _resolved(item: Any) -> Any:
@@ -289,13 +173,13 @@ def _take(step: Step) -> Tensor | None:
         folded = fold(call.weight, call.bias, call.groups, step.arguments)
         if folded is None:
             return None
-        return _advance(pending, replace(call, weight=folded[0], bias=folded[1]), step.inplace)
+        return _advance(pending, call.but(weight=folded[0], bias=folded[1]), step.inplace)
     if step.name == "hardswish" and planned == X_HARDSWISH and not step.inplace:
-        gate = PendingTensor.create(replace(call, activation="hardswish"), (), pending)
+        gate = PendingTensor.create(call.but(activation="hardswish"), (), pending._form)
         gate._gate_of = pending
         return gate
     if step.is_activation and step.name == planned:
-        call = replace(call, activation=step.name, negative_slope=step.negative_slope)
+        call = call.but(activation=step.name, negative_slope=step.negative_slope)
         return _advance(pending, call, step.inplace)
     return None
 
@@ -307,7 +191,7 @@ def _take_mul(step: Step) -> Tensor | None:
             pending = _open(t)
             if pending is gate._gate_of and (not step.inplace or t is first):
                 assert pending is not None
-                return _advance(pending, replace(pending._call, activation=X_HARDSWISH), step.inplace)
+                return _advance(pending, pending._call.but(activation=X_HARDSWISH), step.inplace)
     return None
 
 
@@ -321,14 +205,14 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
     # could enlarge the result.
     if (
         type(other) not in PLAIN_TYPES
-        or other.dtype != pending.dtype
-        or other.device != pending.device
-        or not _broadcasts_to(other.shape, pending.shape)
+        or other.dtype != pending._form.dtype
+        or other.device != pending._form.device
+        or not _broadcasts_to(other.shape, pending._form.shape)
     ):
         return None
     call = pending._call
     order = "before" if call.activation == "none" else "after"
-    call = replace(call, add=other, add_order=order, versions=call.versions + versions_of(other))
+    call = call.but(add=other, add_order=order, versions=call.versions + versions_of(other))
     return _advance(pending, call, step.inplace)
 
 
@@ -356,7 +240,7 @@ def _advance(pending: PendingTensor, call: Call, inplace: bool) -> Tensor:
         if inplace:
             pending._value = value
         return value
-    following = PendingTensor.create(call, remaining, pending)
+    following = PendingTensor.create(call, remaining, pending._form)
     if inplace:
         pending._successor = following
     return following

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of the fused operator that may run later than it was made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._functional import conv_transpose3d
+from .._problem import Triple
+
+
+class Ambience(NamedTuple):
+    """What decides, besides its arguments, how a call runs: it must be the same when it runs later."""
+
+    device_type: str
+    grad: bool
+    inference: bool
+    autocast: bool
+    autocast_dtype: torch.dtype
+
+    @staticmethod
+    def current(device_type: str) -> Ambience:
+        return Ambience(
+            device_type,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled(device_type),
+            torch.get_autocast_dtype(device_type),
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        with (
+            torch.inference_mode(self.inference),
+            torch.set_grad_enabled(self.grad),
+            torch.autocast(self.device_type, self.autocast_dtype, self.autocast),
+        ):
+            yield
+
+
+@dataclass
+class Call:
+    """The arguments of one :func:`convt3d.conv_transpose3d`, collected step by step; never changed."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    stride: Triple
+    padding: Triple
+    output_padding: Triple
+    groups: int
+    dilation: Triple
+    precision: str | None
+    ambience: Ambience
+    versions: tuple[tuple[Tensor, int], ...]
+    add: Tensor | None = None
+    add_order: str = "before"
+    activation: str = "none"
+    negative_slope: float = 0.01
+
+    def but(self, **changes: Any) -> Call:
+        """A copy with some fields changed (``dataclasses.replace`` takes ten times as long)."""
+        made = object.__new__(Call)
+        made.__dict__ = {**self.__dict__, **changes}
+        return made
+
+    def run(self) -> Tensor:
+        self._check_versions()
+        if self.ambience == Ambience.current(self.ambience.device_type):
+            return self._run(self.input, self.weight, self.bias, self.add)
+        with self.ambience.restored():
+            return self._run(self.input, self.weight, self.bias, self.add)
+
+    def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+        return conv_transpose3d(
+            input,
+            weight,
+            bias,
+            self.stride,
+            self.padding,
+            self.output_padding,
+            self.groups,
+            self.dilation,
+            add=add,
+            add_order=self.add_order,
+            activation=self.activation,
+            negative_slope=self.negative_slope,
+            precision=self.precision,
+        )
+
+    def gradients(self, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Of input, weight, bias and add, for a graph that got hold of the pending tensor itself."""
+        self._check_versions()
+        with self.ambience.restored(), torch.enable_grad():
+            leaves = [
+                None if t is None else t.detach().requires_grad_(w)
+                for t, w in zip(self.tensors, wanted, strict=True)
+            ]
+            out = self._run(*leaves)  # type: ignore[arg-type]
+            chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if leaf is not None and want]
+            found = iter(torch.autograd.grad(out, chosen, grad_output))
+        return [next(found) if t is not None and w else None for t, w in zip(leaves, wanted, strict=True)]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        return self.input, self.weight, self.bias, self.add
+
+    @property
+    def wants_grad(self) -> bool:
+        return self.ambience.grad and any(t is not None and t.requires_grad for t in self.tensors)
+
+    def _check_versions(self) -> None:
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "convt3d: a tensor that a fused transposed convolution reads was changed in place "
+                    "between the convolution and what follows it (or the result was kept by a hook and read "
+                    "after the weights had changed). Call convt3d.fuse() again with the hooks in place, or "
+                    "convt3d.unfuse()"
+                )
+
+
+def versions_of(*tensors: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
+    """What in-place changes are noticed by; inference tensors do not count theirs."""
+    return tuple((t, t._version) for t in tensors if t is not None and not t.is_inference())
