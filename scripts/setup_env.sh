@@ -53,7 +53,12 @@ has_gtest() {
 for part in "$@"; do
   case $part in gtest | has-gtest) ;; *) make_venv ;; esac
   case $part in
-    runtime | test | lint) pip_install "$part" -r "$requirements/$part.txt" ;;
+    runtime | lint) pip_install "$part" -r "$requirements/$part.txt" ;;
+    test)
+      pip_install test -r "$requirements/test.txt"
+      # Their own requirements would bring packages that no test needs, and might replace the pinned torch.
+      pip_install networks --no-deps -r "$requirements/networks.txt"
+      ;;
     build)
       pip_install build -r "$requirements/build.txt"
       command -v cmake >/dev/null || pip_install cmake 'cmake>=3.25,<4'
