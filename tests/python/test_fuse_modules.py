@@ -634,6 +634,56 @@ def test_replaced_batch_norm_after_fuse() -> None:
     assert_close(fused, unfuse(model)(*inputs()))
 
 
+def test_a_result_that_is_returned_after_all() -> None:
+    """The planned add does not come: the result computes itself when it is used."""
+
+    class Returns(Residual):
+        early = False
+
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            y = self.up(x)
+            return y if self.early else self.act(y + skip)
+
+    model = fuse(Returns())
+    model.early = True
+    x, skip = inputs()
+    out = model(x, skip)
+    assert out.shape == (2, 6, 6, 8, 10) and out.requires_grad
+    wanted = unfuse(model)(x, skip)
+    assert (out.detach().numpy() == wanted.detach().numpy()).all()
+    assert_close(
+        torch.autograd.grad(out.sum(), model.up.weight), torch.autograd.grad(wanted.sum(), model.up.weight)
+    )
+    assert "tensor(" in repr(out) and copy.deepcopy(out.detach()).equal(wanted.detach())
+    buffer = io.BytesIO()
+    torch.save(out.detach(), buffer)
+
+
+def test_scripted_and_traced() -> None:
+    model = Residual()
+    model.extra = torch.jit.script(nn.Sequential(nn.ConvTranspose3d(6, 6, 2), nn.ReLU()))  # type: ignore[assignment]
+    assert check_same(model, inputs(), grads=False)["up"].fused == ("add", "relu")
+    assert len(fuse_report(model).entries) == 1
+    del model.extra
+    expected = model(*inputs())
+    assert_close(torch.jit.trace(model, inputs(), check_trace=False)(*inputs()), expected)
+
+
+def test_double_backward() -> None:
+    model = fuse(spiced(StereoLike()).eval().double())
+    x = torch.randn(1, 6, 1, 2, 1, dtype=torch.float64, requires_grad=True)
+    skip = torch.randn(1, 6, 2, 4, 2, dtype=torch.float64, requires_grad=True)
+    model.redir = nn.Identity()  # type: ignore[assignment]
+    model.conv5.append(nn.Tanh())  # smooth, before the kink of relu
+    fuse(model)
+    assert torch.autograd.gradcheck(lambda a, b: model(a, b), (x, skip))
+    (grad,) = torch.autograd.grad(model(x, skip).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.square().sum(), x)
+    unfuse(model)
+    (grad,) = torch.autograd.grad(model(x, skip).square().sum(), x, create_graph=True)
+    assert_close([second], list(torch.autograd.grad(grad.square().sum(), x)), 1e-10)
+
+
 def test_frozen_dataclasses_of_the_report() -> None:
     entry = convt3d.FuseEntry("up", True, ("add",), "then cat")
     assert str(entry) == "up: conv + add; then cat"

@@ -80,7 +80,10 @@ def fuse(model: _Model, example_inputs: Any = None) -> _Model:
         entries.append(
             FuseEntry(names[module], True, tuple(s for s in plan.steps if s != "dropout"), plan.reason)
         )
-    notes = tuple(f"{names[module] or 'the model'!s} does not trace: {why}" for module, why in opaque.items())
+    instead = " (one run was watched instead)" if example_inputs is not None else ""
+    notes = tuple(
+        f"{names[module] or 'the model'} does not trace{instead}: {why}" for module, why in opaque.items()
+    )
     model.__dict__[_REPORT] = FuseReport(tuple(entries), notes)
     return model
 

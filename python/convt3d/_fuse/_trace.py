@@ -80,6 +80,8 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     """Undoes what a forward with stand-ins for tensors may leave behind; hides the hooks from it."""
     found = []
     for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # a leaf of the trace; its attributes live in C++
         parts: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for part in (module._parameters, module._buffers, module._modules):
             parts.append((part, dict(part)))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fuse() on the GPU: through the kernels, in both layouts, fp32 and autocast."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import convt3d
+from fuse_nets import LocalNetLike, StereoLike, ZerosSkip, calibrated, gradients, inputs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("make", [LocalNetLike, StereoLike, ZerosSkip])
+@pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
+@pytest.mark.parametrize("autocast", [None, torch.float16, torch.bfloat16], ids=str)
+def test_patterns(make: Callable[[], nn.Module], channels_last: bool, autocast: torch.dtype | None) -> None:
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    args = [t.cuda() for t in inputs()]
+    model = calibrated(make().cuda(), *args)
+    exact = copy.deepcopy(model).double()(*(t.double() for t in args))
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last_3d)
+        args = [t.to(memory_format=torch.channels_last_3d) for t in args]
+
+    def run() -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cuda", autocast, enabled=autocast is not None):
+            return model(*args)
+
+    plain = run()
+    convt3d.fuse(model)
+    fused = run()
+    assert fused.dtype == plain.dtype and fused.stride() == plain.stride()
+    scale = exact.abs().max().item()
+    error, before = ((t.double() - exact).square().mean().sqrt().item() for t in (fused, plain))
+    if autocast is None:
+        assert (fused - exact).abs().max().item() <= 1e-5 * scale
+    else:
+        assert error <= 1.05 * before
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients(training: bool) -> None:
+    args = [t.cuda() for t in inputs()]
+    model = calibrated(StereoLike().cuda(), *args)
+    wanted = gradients(copy.deepcopy(model), args, training)
+    found = gradients(convt3d.fuse(model), args, training)
+    for a, b in zip(found, wanted, strict=True):
+        assert a is not None and b is not None
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+def test_in_a_cuda_graph() -> None:
+    """Batch norm is folded anew in each replay: an update of its statistics is seen."""
+    args = [t.cuda() for t in inputs()]
+    model = convt3d.fuse(calibrated(StereoLike().cuda(), *args))
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            model(*args)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model(*args)
+        model.conv5[1].running_var.mul_(3)  # type: ignore[operator, union-attr]
+        args[0].mul_(0.5)
+        graph.replay()
+        torch.testing.assert_close(out, model(*args))
