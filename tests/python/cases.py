@@ -269,6 +269,30 @@ def random_case(rng: random.Random, dtypes: tuple[torch.dtype, ...]) -> Case:
             return case
 
 
+def random_hopper_case(rng: random.Random) -> Case:
+    """Near what the sm90 family takes: NCDHW in tf32, stride 2, channels in eights, 16-byte rows of y."""
+    while True:
+        kernel = rng.choice(((3, 3, 3), (2, 2, 2), _triple(rng, 2, 4)))
+        case = Case(
+            batch=rng.randint(1, 5),
+            cin=8 * rng.randint(1, 5),
+            cout=8 * rng.randint(1, 17),
+            size=(rng.randint(1, 7), rng.randint(2, 9), rng.randint(2, 20)),
+            kernel=kernel,
+            padding=tuple(rng.randint(0, k - 1) for k in kernel),  # type: ignore[arg-type]
+            output_padding=_triple(rng, 0, 1),
+            bias=rng.random() < 0.7,
+            add=rng.choice(("none", "full", "full", "channel", "one")),
+            add_order=rng.choice(("before", "before", "after")),
+            activation=rng.choice(ACTIVATIONS),
+            negative_slope=rng.choice((0.01, 0.2)),
+            precision="tf32",
+        )
+        depth, height, width = case.out_size()
+        if depth > 0 and height >= 4 and width > 0 and width % 4 == 0:
+            return case
+
+
 def random_cases(seed: int, count: int, dtypes: tuple[torch.dtype, ...]) -> Iterator[Case]:
     rng = random.Random(seed)
     for _ in range(count):

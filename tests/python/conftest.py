@@ -9,10 +9,7 @@ import pytest
 import torch
 
 import accuracy
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes much memory or time; leave out with -m 'not slow'")
+from families import Family
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,5 +40,11 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def force_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes calls in this test use one kernel family where it supports them."""
+    """Makes calls in this test ask for one kernel family; a call that it refuses runs on ATen."""
     return lambda kernel: monkeypatch.setenv("CONVT3D_KERNEL", kernel)
+
+
+@pytest.fixture
+def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Family:
+    """The family named by the parameter, forced and watched."""
+    return Family(request.param, monkeypatch)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import convt3d
-from cases import NAMED, Case
-from convt3d import explain
+from cases import NAMED, Case, random_cases, random_hopper_case
+from convt3d import _kernel_query, explain
 from convt3d.cli import main
 from convt3d.cli.console import Console
+from convt3d.cli.info import compiled_in
+from families import is_hopper
+from test_library import built
 
 
 def meta_reference() -> convt3d.Explanation:
@@ -73,10 +78,48 @@ def test_fake_and_meta_tensors_are_answered_for_a_gpu() -> None:
         fakes = [mode.from_tensor(x) for x in t.present()]
         cpu = explain(*fakes[:3], 2, 1, 1, add=fakes[3])
     assert cpu.path == "cpu"
+    assert meta_reference().path != "cpu"
+
+
+@pytest.fixture
+def library() -> None:
+    """The kernel library, with its CUDA kernels."""
+    built("libconvt3d.so")
+    assert compiled_in() == {"sm90": True, "sm80": True}
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and not is_hopper(), reason="the GPU here is not an SM90 one")
+@pytest.mark.parametrize(("setting", "path"), [("tf32", "sm90"), ("ieee", "sm80")])
+def test_the_path_of_the_reference_workload(setting: str, path: str, library: None) -> None:
+    torch.backends.cudnn.conv.fp32_precision = setting
     e = meta_reference()
-    assert e.path in ("sm90", "sm80", "aten + tail")
-    if e.path == "aten + tail":
-        assert all(e.refused.values())
+    assert (e.path, e.precision) == (path, setting)
+    assert e.workspace_bytes > 0
+    assert set(e.refused) == ({"sm90"} if path == "sm80" else set())
+    assert ("no GPU" in e.note) == (not torch.cuda.is_available())
+
+
+def test_the_path_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_kernel_query, "library", lambda: None)
+    e = meta_reference()
+    assert e.path == "aten + tail"
+    assert set(e.refused) == {"sm90", "sm80"}
+    assert all("not there" in reason for reason in e.refused.values())
+    assert compiled_in() == {"sm90": False, "sm80": False}
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and not is_hopper(), reason="the GPU here is not an SM90 one")
+def test_what_the_gpu_tests_expect_of_each_family(library: None, force_kernel: Callable[[str], None]) -> None:
+    """Their calls, answered for an SM90 GPU: sm80 refuses groups alone, sm90 takes most of its own."""
+    rng = random.Random(0)
+    calls = [random_hopper_case(rng) for _ in range(40)]
+    force_kernel("sm90")
+    assert sum(case.explain(case.make("meta")).path == "sm90" for case in calls) >= 20
+    force_kernel("sm80")
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    for case in (*calls, *NAMED, *random_cases(1000, 60, dtypes)):
+        expected = "sm80" if case.groups == 1 else "aten + tail"
+        assert case.explain(case.make("meta")).path == expected, case
 
 
 def test_explain_raises_what_the_call_raises() -> None:
@@ -106,6 +149,16 @@ def test_info(capsys: pytest.CaptureFixture[str], plain: bool) -> None:
     out = capsys.readouterr().out
     for piece in (convt3d.__version__, torch.__version__, "sm80", "sm90", "usable"):
         assert piece in out
+
+
+def test_info_says_what_is_compiled_in(capsys: pytest.CaptureFixture[str], library: None) -> None:
+    """Also where there is no GPU that could run it."""
+    assert main(["info", "--plain"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["kernel"][:4] == ["compiled", "in", "usable", "here"]
+    assert rows["sm80"][0] == rows["sm90"][0] == "yes"
+    if not torch.cuda.is_available():
+        assert rows["sm80"][1] == rows["sm90"][1] == "no"
 
 
 def test_demo_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -147,3 +200,14 @@ def test_cuda_demo_without_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: P
         pytest.skip("there is a GPU")
     assert main(["demo", "--device", "cuda", "--plain", "--output", str(tmp_path)]) == 1
     assert "no GPU" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_demo_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["demo", "--device", "cuda", "--batch", "4", "--plain", "--output", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for piece in ("Results agree", "byte floor", "PyTorch eager, tf32", "torch.compile, ieee"):
+        assert piece in out
+    for precision, path in (("tf32", "sm90" if is_hopper() else "sm80"), ("ieee", "sm")):
+        (row,) = [line for line in out.splitlines() if line.startswith(f"convt3d, {precision}")]
+        assert row.split()[2].startswith(path), row

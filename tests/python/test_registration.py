@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import convt3d
 from cases import Case, Tensors
 from convt3d import FusedConvTranspose3d, ModelNew, conv_transpose3d
+from toolchain import needs_python_headers
 
 OPS = torch.ops.convt3d
 
@@ -130,6 +131,7 @@ def test_report_181175_dynamic_shapes() -> None:
     assert len(set(compiled_graphs)) == 1, "a new size was compiled anew"
 
 
+@needs_python_headers
 def test_compile_inductor() -> None:
     pytest.importorskip("torch._inductor")
     from torch._inductor.cpp_builder import get_cpp_compiler

@@ -15,11 +15,14 @@ from .._version import __version__
 from ..reference import BATCH, IN_CHANNELS, KERNEL_SIZE, OUT_CHANNELS, OUTPUT_PADDING, PADDING, SIZE, STRIDE
 from .console import Console
 
+# A GPU that each family was written for: one that refuses the reference workload there is not in the library.
+_HOME = {"sm90": _kernel_query.Device(90, 132), "sm80": _kernel_query.Device(80, 108)}
+
 
 def info(console: Console) -> int:
     """Prints the report; always succeeds."""
     console.table("convt3d on this machine", ("what", "value"), _machine())
-    console.table("kernels", ("kernel", "usable here", "why not"), _kernels())
+    console.table("kernels", ("kernel", "compiled in", "usable here", "why not"), _kernels())
     return 0
 
 
@@ -73,8 +76,17 @@ def _torch_cuda() -> str:
     return "built without CUDA" if torch.version.cuda is None else f"built with CUDA {torch.version.cuda}"
 
 
-def _kernels() -> list[tuple[str, str, str]]:
-    """Whether each family runs the reference workload here."""
+def compiled_in() -> dict[str, bool]:
+    """Whether each family is in the kernel library; asks the library, not the GPU."""
+    there = _kernel_query.library() is not None
+    return {
+        name: there and name not in _ask_about_reference(_HOME[name], "tf32").refused
+        for name in _kernel_query.KERNELS
+    }
+
+
+def _kernels() -> list[tuple[str, str, str, str]]:
+    """Whether each family is in the library, and runs the reference workload here."""
     rows = []
     device, reason = _kernel_query.current_device()
     native = _native.native()
@@ -82,20 +94,23 @@ def _kernels() -> list[tuple[str, str, str]]:
         device, reason = None, native.reason
     answer = None
     if device is not None:
-        answer = _ask_about_reference(device)
-    for name in _kernel_query.KERNELS:
+        answer = _ask_about_reference(device, resolve_precision("default", "cuda"))
+    for name, compiled in compiled_in().items():
         refusal = reason if answer is None else answer.refused.get(name, "")
-        rows.append((name, "no" if refusal else "yes", refusal))
-    rows.append(("aten + tail", "yes", "" if torch.cuda.is_available() else "on the CPU only: no GPU"))
+        rows.append((name, _yes(compiled), _yes(not refusal), refusal))
+    rows.append(("aten + tail", "-", "yes", "" if torch.cuda.is_available() else "on the CPU only: no GPU"))
     return rows
 
 
-def _ask_about_reference(device: _kernel_query.Device) -> _kernel_query.Answer:
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _ask_about_reference(device: _kernel_query.Device, precision: str) -> _kernel_query.Answer:
     x = torch.empty(BATCH, IN_CHANNELS, *SIZE, device="meta")
     weight = torch.empty(IN_CHANNELS, OUT_CHANNELS, *(KERNEL_SIZE,) * 3, device="meta")
     bias = torch.empty(OUT_CHANNELS, device="meta")
     add = torch.empty(BATCH, OUT_CHANNELS, *(size * STRIDE for size in SIZE), device="meta")
-    precision = resolve_precision("default", "cuda")
     problem = Problem.create(
         x,
         weight,
