@@ -66,7 +66,8 @@ class _Planner:
         steps: list[str] = []
         chain = [conv]
         # What the deferred call reads, each with the node at which the network itself reads it.
-        read = [(argument, conv) for argument in conv.all_input_nodes[:1]]
+        input = conv.args[0] if conv.args else conv.kwargs.get("input")
+        read = [(input, conv)] if isinstance(input, fx.Node) else []
         while True:
             found = self._next(chain[-1], steps)
             if isinstance(found, str):
@@ -75,8 +76,9 @@ class _Planner:
             name, nodes, operands = found
             # The gradient of an activation reads the add again: it may not change later either.
             kept = ADD in steps and name not in (BATCH_NORM, DROPOUT)
-            changed = self._changed(read[:1], nodes[-1], {*chain, *nodes}) or self._changed(
-                read[1:], None if kept else nodes[-1], {*chain, *nodes}
+            adds = [(tensor, reader) for tensor, reader in read if reader is not conv]
+            changed = self._changed(read, nodes[-1], {*chain, *nodes}) or (
+                self._changed(adds, None, {*chain, *nodes}) if kept else None
             )
             if changed is not None:
                 reason = (

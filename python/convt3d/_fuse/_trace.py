@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as _globals
 from torch.overrides import TorchFunctionMode
@@ -151,6 +152,7 @@ class _Recorder(TorchFunctionMode):
         self.names = {module: name for name, module in model.named_modules()}
         self.stack: OrderedDict[str, tuple[str, Any]] = OrderedDict()
         self.nodes: Any = WeakIdKeyDictionary()
+        self.convolved: Any = None  # the last input of a transposed convolution
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -160,6 +162,8 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         node_args = self._stand_ins(tuple(args))
         node_kwargs = self._stand_ins(dict(kwargs))
+        if func is F.conv_transpose3d:
+            self.convolved = node_args[0]
         out = func(*args, **kwargs)
         if any(isinstance(leaf, Tensor) for leaf in tree_flatten(out)[0]):
             self._enter(self._node("call_function", func, node_args, node_kwargs), out)
@@ -176,7 +180,8 @@ class _Recorder(TorchFunctionMode):
             return
         self.stack.pop(self.names[module], None)
         if isinstance(module, nn.ConvTranspose3d) and isinstance(out, Tensor):
-            self._enter(self._node("call_module", self.names[module], self._stand_ins(tuple(args)), {}), out)
+            # A global hook does not see keyword arguments.
+            self._enter(self._node("call_module", self.names[module], (self.convolved,), {}), out)
 
     def finish(self, out: Any) -> None:
         self.graph.output(self._stand_ins(tuple(tree_flatten(out)[0])))
