@@ -44,6 +44,18 @@ def calibrated(model: nn.Module, *args: Tensor) -> nn.Module:
     return model.eval()
 
 
+class Residual(nn.Module):
+    """relu(up(x) + skip), the plan that most tests use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = up()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return self.act(self.up(x) + skip)
+
+
 class LocalNetLike(nn.Module):
     """BatchNorm and ReLU, then the residual."""
 

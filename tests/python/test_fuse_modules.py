@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fused model is still the user's model: hooks, copies, pickles, replicas, compilation, autocast."""
+"""A fused model is still the user's model: hooks, copies, pickles, replicas, parameters."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import copy
 import io
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-import convt3d
 from convt3d import FusedConvTranspose3d, fuse, fuse_report, unfuse
 from convt3d._fuse import _call
 from fuse_nets import (
-    Chain,
     LocalNetLike,
+    Residual,
     StereoLike,
     assert_close,
     calibrated,
@@ -53,18 +52,6 @@ def deferred(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(_call, "conv_transpose3d", spy)
     return found
-
-
-class Residual(nn.Module):
-    """relu(up(x) + skip), the plan that most tests use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = up()
-        self.act = nn.ReLU()
-
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        return self.act(self.up(x) + skip)
 
 
 def test_same_object_and_back() -> None:
@@ -390,301 +377,3 @@ def test_other_types(dtype: torch.dtype, deferred: list[str]) -> None:
     assert deferred == ["relu"] and fused.dtype == dtype
     error, before = ((t.double() - exact).square().mean().sqrt().item() for t in (fused, plain))
     assert error <= 1.1 * before + 1e-13
-
-
-# --- modes -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("skip_dtype", [torch.float32, torch.bfloat16])
-def test_autocast_keeps_the_type(skip_dtype: torch.dtype, deferred: list[str]) -> None:
-    x, skip = inputs()
-    model = StereoLike()
-    model.redir = nn.Identity()  # type: ignore[assignment]
-    model = calibrated(model, x, skip)
-    with torch.autocast("cpu", torch.bfloat16):
-        plain = model(x, skip.to(skip_dtype))
-        fused = fuse(model)(x, skip.to(skip_dtype))
-    # A bf16 result plus an fp32 skip is fp32: the add stays outside.
-    assert fused.dtype == plain.dtype == skip_dtype
-    assert deferred == (["none"] if skip_dtype == torch.float32 else ["relu"])
-    exact = model.double()(x.double(), skip.to(skip_dtype).double())
-    assert (fused - exact).square().mean() <= (plain - exact).square().mean()
-
-
-def test_autocast_that_ends_in_between() -> None:
-    class Ends(Residual):
-        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                y = self.up(x)
-            return self.act(y + skip.bfloat16())
-
-    model = Ends()
-    plain = model(*inputs())
-    fused = fuse(model, inputs())(*inputs())
-    assert fused.dtype == plain.dtype == torch.bfloat16
-    torch.testing.assert_close(fused, plain, rtol=2e-2, atol=2e-2)
-
-
-def test_no_grad_that_ends_in_between() -> None:
-    class Ends(Residual):
-        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-            with torch.no_grad():
-                y = self.up(x)
-            return self.act(y + skip)
-
-    model = Ends()
-    fuse(model, inputs())
-    out = model(*inputs())
-    assert not out.requires_grad
-    unfuse(model)
-    assert_close(out, model(*inputs()))
-
-
-def test_inference_mode(deferred: list[str]) -> None:
-    model = spiced(StereoLike()).eval()
-    expected = model(*inputs())
-    fuse(model)
-    with torch.inference_mode():
-        out = model(*inputs())
-    assert out.is_inference() and deferred == ["relu"]
-    assert_close(out, expected)
-
-
-def test_vmap_and_grad_and_jvp() -> None:
-    model = Residual()
-    x, skip = inputs()
-    xs, skips = torch.stack([x, -x]), torch.stack([skip, skip])
-    loss: Callable[[Tensor, Tensor], Tensor] = lambda a, b: model(a, b).square().sum()  # noqa: E731
-    wanted = [
-        torch.func.vmap(model)(xs, skips),
-        torch.func.grad(loss)(x, skip),
-        *torch.func.jvp(model, (x, skip), (skip[:, :, :3, :4, :5], skip)),
-    ]
-    fuse(model)
-    found = [
-        torch.func.vmap(model)(xs, skips),
-        torch.func.grad(loss)(x, skip),
-        *torch.func.jvp(model, (x, skip), (skip[:, :, :3, :4, :5], skip)),
-    ]
-    assert_close(found, wanted, 1e-5)
-
-
-def test_checkpoint() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    class Saves(Residual):
-        reentrant = False
-
-        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-            return self.act(checkpoint(self.up, x, use_reentrant=self.reentrant) + skip)
-
-    for reentrant in (False, True):
-        model = Saves()
-        model.reentrant = reentrant
-        grads = []
-        for step in (lambda m: m, lambda m: fuse(m, inputs())):
-            step(model)
-            x, skip = inputs()
-            x.requires_grad_()
-            model.zero_grad()
-            model(x, skip).square().sum().backward()
-            grads.append([x.grad, model.up.weight.grad])
-        assert_close(grads[1], grads[0], 1e-5)
-
-
-def test_fake_and_meta() -> None:
-    model = fuse(Residual().to("meta"))
-    out = model(*(t.to("meta") for t in inputs()))
-    assert out.is_meta and out.shape == (2, 6, 6, 8, 10)
-    model = fuse(Residual())
-    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        out = model(*(mode.from_tensor(t) for t in inputs()))
-    assert out.shape == (2, 6, 6, 8, 10)
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_compiled_without_a_graph_break(training: bool) -> None:
-    torch._dynamo.reset()
-    model = spiced(StereoLike()).train(training)
-    expected = copy.deepcopy(model)(*inputs())
-    compiled = torch.compile(fuse(model), backend="aot_eager", fullgraph=True)
-    assert_close(compiled(*inputs()), expected, 1e-5)
-
-
-def test_fuse_after_compile_is_seen() -> None:
-    torch._dynamo.reset()
-    model = Residual()
-    compiled = torch.compile(model, backend="aot_eager")
-    expected = compiled(*inputs())
-    fuse(compiled)  # type: ignore[type-var]
-    assert isinstance(model.up, FusedConvTranspose3d)
-    assert_close(compiled(*inputs()), expected)
-    unfuse(compiled)  # type: ignore[type-var]
-    assert_close(compiled(*inputs()), expected)
-
-
-def test_export_and_symbolic_trace() -> None:
-    model = fuse(spiced(StereoLike()).eval())
-    expected = model(*inputs())
-    program = torch.export.export(model, inputs())
-    assert_close(program.module()(*inputs()), expected, 1e-5)
-    assert_close(fx.symbolic_trace(model)(*inputs()), expected, 1e-5)
-
-
-def test_graph_module_is_fused(deferred: list[str]) -> None:
-    model = fx.symbolic_trace(spiced(StereoLike()).eval())
-    assert check_same(model, inputs(), grads=False)["conv5.0"].fused == ("batch_norm", "add", "relu")
-    assert "relu" in deferred
-
-
-def test_wrong_input_is_refused_as_before() -> None:
-    model = Residual()
-    x, skip = inputs()
-    bad = [(x[:, :4], skip), (x.double(), skip), (x[0, 0], skip), (x, skip[..., :-1])]
-    errors = []
-    for args in bad:
-        with pytest.raises(RuntimeError) as caught:
-            model(*args)
-        errors.append(caught.type)
-    fuse(model)
-    for args, error in zip(bad, errors, strict=True):
-        with pytest.raises(error):
-            model(*args)
-
-
-# --- tracing -----------------------------------------------------------------------------------------------
-
-
-class Untraceable(nn.Module):
-    """Control flow on values; keeps things on itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Residual()
-        self.up = up()
-        self.drop = nn.Dropout(0.5)
-        self.norm = nn.BatchNorm3d(6)
-        self.calls = 0
-        self.kept: Any = None
-
-    def forward(self, x: Tensor, skip: Tensor, scale: float = 1.0) -> Any:
-        self.calls += 1
-        self.kept = x
-        y = F.silu(self.norm(self.up(self.drop(x))) + skip)
-        if x.sum() > 1e9:
-            return y
-        return {"out": [self.block(x, y) * scale]}
-
-
-def test_parts_of_a_model_that_does_not_trace() -> None:
-    model = spiced(Untraceable())
-    report = check_same(model, inputs())
-    assert report["block.up"].fused == ("add", "relu")
-    assert report["up"].fused == () and "example_inputs" in report["up"].reason
-    assert report.notes[0].startswith("the model does not trace: TraceError")
-
-
-@pytest.mark.parametrize("form", ["tuple", "dict"])
-def test_example_inputs_show_it(form: str, deferred: list[str]) -> None:
-    x, skip = inputs()
-    example: Any = (x, skip, 2.0) if form == "tuple" else {"x": x, "skip": skip}
-    model = spiced(Untraceable())
-    model.drop.eval()
-    flags = {name: m.training for name, m in model.named_modules()}
-    state = copy.deepcopy(model.state_dict())
-    random_state = torch.get_rng_state()
-    fuse(model, example)
-    assert torch.equal(random_state, torch.get_rng_state())
-    assert {name: m.training for name, m in model.named_modules()} == flags
-    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-    unfuse(model)
-    report = check_same(model, inputs(), example=example)
-    assert report["up"].fused == ("batch_norm", "add", "silu")
-    assert report["block.up"].fused == ("add", "relu")
-    deferred.clear()
-    model.eval()(*inputs())
-    assert deferred == ["silu", "relu"]
-
-
-def test_tracing_leaves_nothing_behind() -> None:
-    model = Untraceable()
-    before = {name: dict(m.__dict__) for name, m in model.named_modules()}
-    fuse(model)
-    unfuse(model)
-    assert model.calls == 0 and model.kept is None
-    for name, module in model.named_modules():
-        assert module.__dict__.keys() == before[name].keys()
-        for key, value in before[name].items():
-            assert module.__dict__[key] is value
-
-
-def test_errors_of_the_example_run_are_the_models() -> None:
-    model = Untraceable()
-    with pytest.raises(RuntimeError, match="channels"):
-        fuse(model, (torch.randn(1, 5, 2, 2, 2), torch.randn(1)))
-    assert not nn.modules.module._global_forward_hooks
-    unfuse(model)
-
-
-def test_replaced_batch_norm_after_fuse() -> None:
-    """A module swapped by the user: the plan is stale, the result right."""
-    model = fuse(spiced(Chain(up(), nn.BatchNorm3d(6), nn.ReLU())).eval())
-    model[1] = nn.GroupNorm(2, 6)
-    fused = model(*inputs())
-    assert_close(fused, unfuse(model)(*inputs()))
-
-
-def test_a_result_that_is_returned_after_all() -> None:
-    """The planned add does not come: the result computes itself when it is used."""
-
-    class Returns(Residual):
-        early = False
-
-        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-            y = self.up(x)
-            return y if self.early else self.act(y + skip)
-
-    model = fuse(Returns())
-    model.early = True
-    x, skip = inputs()
-    out = model(x, skip)
-    assert out.shape == (2, 6, 6, 8, 10) and out.requires_grad
-    wanted = unfuse(model)(x, skip)
-    assert (out.detach().numpy() == wanted.detach().numpy()).all()
-    assert_close(
-        torch.autograd.grad(out.sum(), model.up.weight), torch.autograd.grad(wanted.sum(), model.up.weight)
-    )
-    assert "tensor(" in repr(out) and copy.deepcopy(out.detach()).equal(wanted.detach())
-    buffer = io.BytesIO()
-    torch.save(out.detach(), buffer)
-
-
-def test_scripted_and_traced() -> None:
-    model = Residual()
-    model.extra = torch.jit.script(nn.Sequential(nn.ConvTranspose3d(6, 6, 2), nn.ReLU()))  # type: ignore[assignment]
-    assert check_same(model, inputs(), grads=False)["up"].fused == ("add", "relu")
-    assert len(fuse_report(model).entries) == 1
-    del model.extra
-    expected = model(*inputs())
-    assert_close(torch.jit.trace(model, inputs(), check_trace=False)(*inputs()), expected)
-
-
-def test_double_backward() -> None:
-    model = fuse(spiced(StereoLike()).eval().double())
-    x = torch.randn(1, 6, 1, 2, 1, dtype=torch.float64, requires_grad=True)
-    skip = torch.randn(1, 6, 2, 4, 2, dtype=torch.float64, requires_grad=True)
-    model.redir = nn.Identity()  # type: ignore[assignment]
-    model.conv5.append(nn.Tanh())  # smooth, before the kink of relu
-    fuse(model)
-    assert torch.autograd.gradcheck(lambda a, b: model(a, b), (x, skip))
-    (grad,) = torch.autograd.grad(model(x, skip).square().sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(grad.square().sum(), x)
-    unfuse(model)
-    (grad,) = torch.autograd.grad(model(x, skip).square().sum(), x, create_graph=True)
-    assert_close([second], list(torch.autograd.grad(grad.square().sum(), x)), 1e-10)
-
-
-def test_frozen_dataclasses_of_the_report() -> None:
-    entry = convt3d.FuseEntry("up", True, ("add",), "then cat")
-    assert str(entry) == "up: conv + add; then cat"
-    assert convt3d.FuseReport((entry,)).replaced == (entry,)
