@@ -79,7 +79,7 @@ test:
 # The parts of `test`: on what is built already, and the host code alone (no CUDA, no torch) under sanitizers.
 TEST_CPP = ctest --test-dir $(BUILD_DIR) --output-on-failure
 TEST_HOST = cmake -S . -B build/host -DCONVT3D_CUDA=OFF -DCONVT3D_SANITIZE=address,undefined --log-level=WARNING && \
-  cmake --build build/host --parallel $${JOBS:-$$(nproc)} && \
+  MAKEFLAGS= cmake --build build/host --parallel $${JOBS:-$$(nproc)} && \
   ctest --test-dir build/host --output-on-failure --progress --parallel 2
 TEST_PYTHON = $(if $(OWN_ENV),CONVT3D_REQUIRE_LIBRARY=1) $(IN_TREE) $(PYTHON) -m pytest
 test-cpp:

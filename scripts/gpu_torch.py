@@ -13,7 +13,7 @@ def reason() -> str | None:
         return None
     if torch.version.cuda is None:
         return (
-            f"torch {torch.__version__} is a build without CUDA, which is what pip's package index offers. "
+            f"torch {torch.__version__} is a build without CUDA. "
             "Install a CUDA build of the same version (README.md, 'Which torch'), or name an environment "
             "that has one with PYTHON=<python>."
         )
