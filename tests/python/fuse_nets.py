@@ -160,7 +160,10 @@ def gradients(model: nn.Module, args: Any, training: bool) -> list[Tensor | None
     torch.manual_seed(7)
     out = [t for t in tensors(model(*(leaf.clone() for leaf in leaves))) if t.requires_grad]
     chosen = [t for t in (*leaves, *model.parameters()) if t.requires_grad]
-    loss = sum((t * torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view(t.shape)).sum() for t in out)
+    loss = sum(
+        (t * torch.linspace(-1, 1, t.numel(), dtype=t.dtype, device=t.device).view(t.shape)).sum()
+        for t in out
+    )
     grads = torch.autograd.grad(loss, chosen, allow_unused=True)  # type: ignore[arg-type]
     model.float()
     return list(grads)
