@@ -191,8 +191,7 @@ def _path(
     if problem.batch == 0 or 0 in problem.out_size:
         return aten, dict.fromkeys(_kernel_query.KERNELS, "the output is empty"), "nothing is launched", 0
     if _kernel_query.library() is None:
-        reason = f"{_native.KERNELS_LIBRARY} is not there or does not load"
-        return aten, dict.fromkeys(_kernel_query.KERNELS, reason), "", 0
+        return aten, dict.fromkeys(_kernel_query.KERNELS, _kernel_query.why_no_library()), "", 0
     note = ""
     if torch.cuda.is_available():
         index = problem.device.index if problem.device.type == "cuda" else None

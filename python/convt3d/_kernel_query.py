@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._native import KERNELS_LIBRARY
+from . import _native
 from ._precision import PRECISION_CODES
 from ._problem import Problem
 
@@ -100,22 +101,30 @@ class Answer:
     workspace_bytes: int
 
 
-@functools.cache
 def library() -> Any:
-    """The kernel library, or None where it was not built (or does not load)."""
-    if not KERNELS_LIBRARY.is_file():
-        return None
-    try:
-        lib = ctypes.CDLL(str(KERNELS_LIBRARY))
-    except OSError:
-        return None
-    lib.convt3d_version.restype = ctypes.c_char_p
+    """The kernel library, or None where it was not built, does not load, or is of another version."""
+    return _library(_native.KERNELS_LIBRARY)[0]
+
+
+def why_no_library() -> str:
+    """Why :func:`library` is None; empty where it is not."""
+    return _library(_native.KERNELS_LIBRARY)[1]
+
+
+@functools.cache
+def _library(path: Path) -> tuple[Any, str]:
+    lib, reason = _native.open_kernels(path)
+    if lib is None:
+        return None, reason
     problem, message = ctypes.POINTER(_CProblem), (ctypes.c_char_p, ctypes.c_size_t)
     device, plan = ctypes.POINTER(_CDevice), ctypes.POINTER(_CPlan)
-    lib.convt3d_current_device.argtypes = (device, *message)
-    lib.convt3d_supported.argtypes = (problem, ctypes.c_int, device, *message)
-    lib.convt3d_make_plan.argtypes = (problem, ctypes.c_int, device, plan, *message)
-    return lib
+    try:
+        lib.convt3d_current_device.argtypes = (device, *message)
+        lib.convt3d_supported.argtypes = (problem, ctypes.c_int, device, *message)
+        lib.convt3d_make_plan.argtypes = (problem, ctypes.c_int, device, plan, *message)
+    except AttributeError as error:
+        return None, f"{path} is not the kernel library: {error}"
+    return lib, ""
 
 
 def version() -> str | None:
@@ -127,7 +136,7 @@ def current_device() -> tuple[Device | None, str]:
     """The library's view of the current CUDA device, or None and why it cannot use one."""
     lib = library()
     if lib is None:
-        return None, f"{KERNELS_LIBRARY} is not there or does not load"
+        return None, why_no_library()
     device, message = _CDevice(), ctypes.create_string_buffer(_MESSAGE_BYTES)
     if lib.convt3d_current_device(ctypes.byref(device), message, _MESSAGE_BYTES) != _OK:
         return None, message.value.decode()
@@ -164,7 +173,7 @@ def ask(
     )
     if status != _OK:
         return Answer("", refused, 0)
-    chosen = next(name for name, code in KERNELS.items() if code == plan.kernel)
+    chosen = next((name for name, code in KERNELS.items() if code == plan.kernel), "")
     return Answer(chosen, refused, plan.workspace_bytes)
 
 

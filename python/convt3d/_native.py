@@ -7,6 +7,8 @@ loaded the reason is kept for ``info`` and ``explain``.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import re
 import threading
@@ -21,6 +23,7 @@ from ._activations import ACTIVATIONS
 from ._memory_format import output_is_channels_last
 from ._precision import PRECISION_CODES, PRECISIONS, resolve_precision
 from ._problem import ADD_ORDERS
+from ._version import __version__
 
 LIB_DIR = Path(__file__).resolve().parent / "_lib"
 KERNELS_LIBRARY = LIB_DIR / "libconvt3d.so"
@@ -67,14 +70,42 @@ def native() -> Native:
 def _load() -> Native:
     if torch.version.cuda is None:
         return Native(reason="this torch was built without CUDA")
-    for path in (KERNELS_LIBRARY, BINDING_LIBRARY):
-        if not path.is_file():
-            return Native(reason=f"{path} does not exist: the package was built without its CUDA library")
+    kernels, reason = open_kernels(KERNELS_LIBRARY)
+    if kernels is None:
+        return Native(reason=reason)
+    if not BINDING_LIBRARY.is_file():
+        return Native(reason=_does_not_exist(BINDING_LIBRARY))
     try:
         _load_library(str(BINDING_LIBRARY))
         return Native(forward=torch.ops.convt3d_native.forward.default)
     except (OSError, AttributeError, RuntimeError) as error:
-        return Native(reason=f"{BINDING_LIBRARY} does not load: {error}")
+        # torch says no more than that it could not load; what the loader said is the cause.
+        cause = "" if error.__cause__ is None else f": {error.__cause__}"
+        return Native(reason=f"{BINDING_LIBRARY} does not load: {error}{cause}")
+
+
+def _does_not_exist(path: Path) -> str:
+    return f"{path} does not exist: the package was built without its CUDA library"
+
+
+@functools.cache
+def open_kernels(path: Path) -> tuple[Any, str]:
+    """The kernel library as ctypes sees it, or None and why it cannot be used.
+
+    A library of another version is refused: its structures or their meaning may be others, and the binding,
+    which links it, would pass them on.
+    """
+    if not path.is_file():
+        return None, _does_not_exist(path)
+    try:
+        library = ctypes.CDLL(str(path))
+        library.convt3d_version.restype = ctypes.c_char_p
+        version = library.convt3d_version().decode()
+    except (OSError, AttributeError) as error:
+        return None, f"{path} does not load: {error}"
+    if version != __version__:
+        return None, f"{path} is version {version}, this package {__version__}: build or install it again"
+    return library, ""
 
 
 def requested_kernel() -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import convt3d
 from cases import NAMED, Case, random_cases, random_hopper_case
-from convt3d import _kernel_query, explain
+from convt3d import _native, explain
 from convt3d.cli import main
 from convt3d.cli.console import Console
 from convt3d.cli.info import compiled_in
@@ -100,12 +101,65 @@ def test_the_path_of_the_reference_workload(setting: str, path: str, library: No
 
 
 def test_the_path_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_kernel_query, "library", lambda: None)
+    monkeypatch.setattr(_native, "KERNELS_LIBRARY", Path("/nowhere/libconvt3d.so"))
     e = meta_reference()
     assert e.path == "aten + tail"
     assert set(e.refused) == {"sm90", "sm80"}
-    assert all("not there" in reason for reason in e.refused.values())
+    assert all("/nowhere/libconvt3d.so does not exist" in reason for reason in e.refused.values())
     assert compiled_in() == {"sm90": False, "sm80": False}
+
+
+LIBRARIES = {
+    "corrupt": (None, "invalid ELF header"),
+    "foreign": ("int another(void) { return 1; }", "convt3d_version"),
+    "other-version": (
+        'const char* convt3d_version(void) { return "9.9.9"; }',
+        "is version 9.9.9, this package",
+    ),
+    "stub": (
+        f'const char* convt3d_version(void) {{ return "{convt3d.__version__}"; }}',
+        "convt3d_current_device",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_a_library_that_is_not_ours(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said by explain, by info, and by the binding's loader; never an exception."""
+    source, reason = LIBRARIES[kind]
+    path = tmp_path / "libconvt3d.so"
+    if source is None:
+        path.write_bytes(b"not a library" * 100)
+    else:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            pytest.skip("there is no C compiler")
+        (tmp_path / "stub.c").write_text(source)
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", path, tmp_path / "stub.c"], check=True)
+    monkeypatch.setattr(_native, "KERNELS_LIBRARY", path)
+    e = meta_reference()
+    assert e.path == "aten + tail"
+    assert all(reason in text for text in e.refused.values())
+    assert main(["info", "--plain"]) == 0
+    assert reason in capsys.readouterr().out
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    if kind != "stub":  # which only its full list of functions gives away
+        assert reason in _native._load().reason
+
+
+def test_the_loaders_own_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(path: str) -> None:
+        try:
+            raise OSError("undefined symbol: aoti_torch_what")
+        except OSError as error:
+            raise OSError(f"Could not load this library: {path}") from error
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    built("libconvt3d.so")
+    monkeypatch.setattr(_native, "_load_library", load)
+    assert "undefined symbol: aoti_torch_what" in _native._load().reason
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and not is_hopper(), reason="the GPU here is not an SM90 one")

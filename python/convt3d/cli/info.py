@@ -63,7 +63,7 @@ def _machine() -> list[tuple[str, str]]:
             "kernel library",
             f"{version}, {_native.KERNELS_LIBRARY}"
             if version is not None
-            else f"not there: {_native.KERNELS_LIBRARY}",
+            else f"not used: {_kernel_query.why_no_library()}",
         )
     )
     native = _native.native()
