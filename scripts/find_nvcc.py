@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # sm_90a's instructions need 12.3 or newer to compile well; CUTLASS 4 asks for 12 at least.
-MINIMUM = (12, 4)
+MINIMUM = (12, 5)  # cudaGetDriverEntryPointByVersion
 
 
 @dataclass(frozen=True)

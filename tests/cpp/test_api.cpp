@@ -329,6 +329,13 @@ TEST(Api, ADistanceBeyond32BitsIsRefused) {
   EXPECT_NE(std::string(text).find("distance"), std::string::npos) << text;
   problem.dilation[2] = 1000;
   EXPECT_EQ(convt3d_supported(&problem, CONVT3D_KERNEL_SM80, &kAmpere, text, sizeof text), CONVT3D_OK) << text;
+
+  Problem wide = test::cubic_problem(1, 32, int64_t{1} << 20, 1, 1, 1, 0, 0);
+  wide.in_size[2] = 8;
+  wide.kernel[2] = 10;
+  test::pack(wide, test::Layout::kNcdhw);
+  EXPECT_EQ(convt3d_supported(&wide, CONVT3D_KERNEL_SM80, &kAmpere, text, sizeof text), CONVT3D_NOT_SUPPORTED);
+  EXPECT_NE(std::string(text).find("taps"), std::string::npos) << text;
 }
 #endif
 

@@ -54,10 +54,10 @@ def toolkit(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_toolkit_is_taken_with_its_folders(toolkit: Callable[..., Path]) -> None:
-    nvcc = toolkit("12.4.99", library="lib")
+    nvcc = toolkit("12.5.99", library="lib")
     found = find_nvcc.inspect(nvcc)
     root = nvcc.parents[1]
-    assert found == find_nvcc.Toolkit(nvcc, "12.4.99", root, root / "include", root / "lib")
+    assert found == find_nvcc.Toolkit(nvcc, "12.5.99", root, root / "include", root / "lib")
 
 
 def test_an_old_or_incomplete_toolkit_is_passed_over_with_the_reason(
@@ -67,7 +67,7 @@ def test_an_old_or_incomplete_toolkit_is_passed_over_with_the_reason(
     silent.write_text("#!/bin/sh\n")
     silent.chmod(0o755)
     bad = {
-        toolkit("11.8.89"): "version 11.8.89 is older than 12.4",
+        toolkit("11.8.89"): "version 11.8.89 is older than 12.5",
         toolkit("13.0.1", header=False): "there is no cuda_runtime_api.h under",
         toolkit("13.0.2", library=None): "there is no libcudart_static.a under",
         silent: "it does not answer as nvcc does",
@@ -92,7 +92,7 @@ def test_the_command_prints_five_fields_or_nothing(toolkit: Callable[..., Path])
     root = nvcc.parents[1]
     assert run(nvcc) == (0, f"{nvcc};13.0.88;{root};{root}/include;{root}/lib64\n", "")
     status, out, error = run(toolkit("12.0.1"))
-    assert (status, out) == (1, "") and "older than 12.4" in error
+    assert (status, out) == (1, "") and "older than 12.5" in error
 
 
 def test_candidates_in_their_order(toolkit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

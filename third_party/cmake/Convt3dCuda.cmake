@@ -17,7 +17,7 @@ if(CONVT3D_CUDA STREQUAL "AUTO" OR CONVT3D_CUDA)
     set(_convt3d_missing "")
     if(NOT NVCC_FOUND)
       string(APPEND _convt3d_missing
-             "\n  a CUDA compiler (12.4 or newer): a toolkit, or `pip install -r third_party/requirements/cuda.txt`")
+             "\n  a CUDA compiler (12.5 or newer): a toolkit, or `pip install -r third_party/requirements/cuda.txt`")
     endif()
     if(NOT CUTLASS_FOUND)
       string(APPEND _convt3d_missing "\n  CUTLASS (4.2 or newer): CUTLASS_DIR, or `pip install --no-deps -r "

@@ -14,7 +14,8 @@ namespace convt3d::sm80 {
 constexpr int kMaxTapsPerDim = 10;       // of one class; a row keeps a bit per tap, in 32 bits
 constexpr int64_t kMaxInt = 0x7fffffff;  // CUTLASS's iterators address rows and samples with 32 bits
 constexpr int kAccessBytes = 16;
-constexpr int kMaxTileRows = 256;
+constexpr int kMaxTileRows = 128;  // GEMM M of the largest tile in configs.hpp
+constexpr int kMaxTileK = 32;      // and its K
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 

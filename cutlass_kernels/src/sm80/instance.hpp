@@ -39,6 +39,7 @@ struct Instance {
       cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Default::Epilogue, Visitor, 1, false>;
   using Kernel = DgradKernel<Mma, VisitorEpilogue, Element, kChannelsLast>;
 
+  static_assert(Config::Tile::kM <= kMaxTileRows && Config::Tile::kK <= kMaxTileK, "the bounds of call.hpp");
   static_assert(sizeof(typename Kernel::Params) <= 4096, "CUDA guarantees 4 KiB of kernel parameters");
 
   static Lattice lattice(ResidueClass const& rc, int64_t const* stride) {

@@ -9,6 +9,12 @@
 namespace convt3d::sm80 {
 namespace {
 
+// The most taps that a class has along an axis.
+int64_t taps_per_class(Problem const& p, int axis) {
+  int64_t const step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
+  return (p.kernel[axis] + step - 1) / step;
+}
+
 Status supported(Problem const& p, convt3d_device const& device, Message& message) {
   auto const no = [&](char const* what, int64_t value, char const* limit) {
     return message.fail(CONVT3D_NOT_SUPPORTED, "sm80: %s is %lld, the kernel takes %s", what,
@@ -33,12 +39,18 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
     for (int64_t v : {p.in_size[axis], output_size(p, axis), p.padding[axis], p.dilation[axis]}) {
       if (v > kMaxExtent) return no("a size, padding or dilation", v, "at most 2^20");
     }
-    int64_t const step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
-    int64_t const taps = (p.kernel[axis] + step - 1) / step;
+    int64_t const taps = taps_per_class(p, axis);
     if (taps > kMaxTapsPerDim) return no("taps of a residue class along one dimension", taps, "at most 10");
   }
   int64_t const filter_elements = k_channels * c_channels * tap_count(p);
   if (filter_elements > kMaxInt) return no("the padded weight's element count", filter_elements, "less than 2^31");
+  // The filter iterator forms the offset of its first row within a tile in 32 bits, and in bits.
+  int64_t class_taps = 1;
+  for (int axis = 0; axis < 3; ++axis) class_taps *= taps_per_class(p, axis);
+  int64_t const row_bits = class_taps * c_channels * bytes * 8;
+  if (row_bits > kMaxInt / kMaxTileK) {
+    return no("taps of a residue class times output channels", class_taps * c_channels, "at most 2^31 bits in 32 rows");
+  }
   XStrides const strides = x_strides(p);
   int64_t const step = largest_step(p, strides);
   if (step > kMaxInt) return no("a distance within one sample of x", step, "less than 2^31 elements");
@@ -60,6 +72,7 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors
   cudaError_t error = prepare::launch(pre_pass, element_bytes(p), uses_tf32(p), cuda_stream);
   if (error == cudaSuccess) error = select_kernel(p)(make_call(p, tensors, pre_pass), cuda_stream);
   if (error == cudaSuccess) return CONVT3D_OK;
+  cudaGetLastError();  // reported here; the next call must not find it
   return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <cstring>
 
 #include "sm90/launch.hpp"
@@ -10,18 +11,20 @@ using EncodeFunction = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_
                                     cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
+/// The driver's encoder of tensor maps, or null. A failure is not remembered: it may be an earlier error of the
+/// context.
 EncodeFunction encoder() {
-  static EncodeFunction const function = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) !=
-            cudaSuccess ||
-        found != cudaDriverEntryPointSuccess) {
-      f = nullptr;
-    }
-    return reinterpret_cast<EncodeFunction>(f);
-  }();
-  return function;
+  static std::atomic<EncodeFunction> cached{nullptr};
+  if (EncodeFunction const known = cached.load(std::memory_order_acquire)) return known;
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    return nullptr;
+  }
+  cached.store(reinterpret_cast<EncodeFunction>(found), std::memory_order_release);
+  return reinterpret_cast<EncodeFunction>(found);
 }
 
 /// Whether one map over (W, H / 4, N C, D, H mod 4) describes the tensor.
@@ -39,6 +42,8 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
     return static_cast<cuuint64_t>(shape[axis] == 1 ? 16 : factor * stride[axis] * 4);
   };
   cuuint32_t const step[5] = {1, 1, 1, 1, 1};
+  EncodeFunction const encode = encoder();
+  if (encode == nullptr) return false;
   for (int m = 0; m < (merged ? 1 : 4); ++m) {
     int64_t const rows = merged ? shape[3] / 4 : (shape[3] - m + 3) / 4;
     cuuint64_t const dims[5] = {size(shape[4]), size(rows), size(merged ? shape[0] * shape[1] : shape[1]),
@@ -46,9 +51,9 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
     cuuint64_t const strides[4] = {bytes(4, 3), bytes(1, 1), bytes(1, 2), merged ? bytes(1, 3) : bytes(1, 0)};
     cuuint32_t const box[5] = {2 * kTileW, kTileH / 2, kUnitChannels, 1, merged ? 4u : 1u};
     float const* first = static_cast<float const*>(base) + m * stride[3];
-    if (encoder()(&maps[m], CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(first), dims, strides, box, step,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+    if (encode(&maps[m], CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(first), dims, strides, box, step,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
       return false;
     }
   }
