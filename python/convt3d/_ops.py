@@ -198,9 +198,19 @@ def _autograd(keyset: Any, *args: Any) -> Tensor:
     if _needs_decomposition() or (wants_grad and args[_INPUT].is_complex()):
         return _aten.decomposed(Problem.create(*args), *_tensors(args))
     if wants_grad:
-        return _ConvTranspose3dFunction.apply(keyset, *args)  # type: ignore[no-any-return, no-untyped-call]
+        return _with_gradients(keyset, args)
     with torch._C._AutoDispatchBelowAutograd():
         return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[no-any-return]
+
+
+def _with_gradients(keyset: Any, args: _Args) -> Tensor:
+    if args[_INPUT].dim() == 5:
+        return _ConvTranspose3dFunction.apply(keyset, *args)  # type: ignore[no-any-return, no-untyped-call]
+    # The batch of one comes and goes outside the Function: a Function that returns a view forbids changing
+    # its result in place. What is wrong with the call is found first, in the caller's terms.
+    Problem.create(*args)
+    out = _ConvTranspose3dFunction.apply(keyset, args[_INPUT].unsqueeze(0), *args[1:])  # type: ignore[no-untyped-call]
+    return out.squeeze(0)  # type: ignore[no-any-return]
 
 
 # --- autocast and vmap -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from cases import ACTIVATIONS, Case
-from convt3d import Model, ModelNew, conv_transpose3d
+from convt3d import FusedConvTranspose3d, Model, ModelNew, conv_transpose3d
 
 GEOMETRIES = {
     "k3s2": {"stride": 2, "padding": 1, "output_padding": 1},
@@ -73,6 +73,28 @@ def test_gradcheck_unbatched() -> None:
     call: Callable[..., Tensor] = lambda x, w, b: conv_transpose3d(x, w, b, activation="gelu")  # noqa: E731
     assert gradcheck(call, (x, w, b))
     assert gradgradcheck(call, (x, w, b), fast_mode=True)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_an_unbatched_result_may_be_changed_in_place(add: bool) -> None:
+    layer = FusedConvTranspose3d(4, 3, 2, stride=2)
+    x = torch.randn(4, 3, 2, 2, requires_grad=True)
+    residual = torch.randn(3, 1, 4, 1, requires_grad=True) if add else None
+    plain = F.conv_transpose3d(x, layer.weight, layer.bias, 2)
+    expected = F.relu(plain if residual is None else plain + residual)
+    out = F.relu(layer(x, residual), inplace=True)
+    torch.testing.assert_close(out, expected)
+    leaves = [t for t in (x, layer.weight, layer.bias, residual) if t is not None]
+    for a, b in zip(
+        torch.autograd.grad(out.sum(), leaves), torch.autograd.grad(expected.sum(), leaves), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_an_unbatched_call_refuses_a_batched_add() -> None:
+    layer = FusedConvTranspose3d(4, 3, 2, stride=2)
+    with pytest.raises(RuntimeError, match="add must have the output's shape"):
+        layer(torch.randn(4, 3, 2, 2, requires_grad=True), torch.randn(1, 3, 6, 4, 4))
 
 
 def test_gradcheck_complex() -> None:
