@@ -40,7 +40,8 @@ backward_op = torch.ops.convt3d.conv_transpose3d_backward.default
 _Args = tuple[Any, ...]
 
 
-def _tensors(args: _Args) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _tensors(args: _Args) -> tuple[Any, Any, Any, Any]:
+    """What stands at the tensors' places (input, weight, bias, add) among the operator's arguments."""
     return args[_INPUT], args[_WEIGHT], args[_BIAS], args[_ADD]
 
 
@@ -117,7 +118,7 @@ def _recompute(problem: Problem, args: _Args) -> Tensor:
 
 
 class _ConvTranspose3dFunction(torch.autograd.Function):
-    """Saves inputs only, and of those only what a wanted gradient needs."""
+    """Saves inputs only, and of those only what a wanted gradient needs. ``input`` is 5-D."""
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
@@ -125,11 +126,20 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
         with torch._C._AutoDispatchBelowAutograd():
             out = forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
         input, weight, bias, add = _tensors(args)
-        # Every saved set can describe the call again, so input and weight are always in it; they live anyway.
-        # `add` takes part in the pre-activation only if it comes before one.
-        keep_add = add is not None and problem.add_before and _backward.needs_preactivation(problem)
-        ctx.save_for_backward(input, weight, bias, add if keep_add else None)
+        mask = _tensors(ctx.needs_input_grad[1:])
+        # Gradients of bias and add alone are sums of what the activation passes back.
+        through_activation = _backward.needs_preactivation(problem) and (
+            any(mask[:3]) or (mask[3] and problem.add_before)
+        )
+        through_convolution = mask[0] or mask[1] or through_activation
+        ctx.save_for_backward(
+            input if through_convolution else None,
+            weight if through_convolution else None,
+            bias if through_activation else None,
+            add if through_activation and problem.add_before else None,
+        )
         ctx.problem = problem
+        ctx.through_activation = through_activation
         ctx.args = _with_tensors(args, lambda tensor: None)  # type: ignore[arg-type, return-value]
         ctx.add_shape = None if add is None else add.shape
         ctx.set_materialize_grads(False)
@@ -142,21 +152,20 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
         if grad_output is None:
             return tuple(grads)
         problem: Problem = ctx.problem
-        input, weight, bias, add = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
-        mask = [needs[_INPUT], needs[_WEIGHT], needs[_BIAS], needs[_ADD]]
-        positions = [_INPUT, _WEIGHT, _BIAS, _ADD]
-        if mask[3] and add is None:
-            # The add does not pass through the activation: its gradient is the output's.
-            grads[1 + _ADD] = grad_output.sum_to_size(ctx.add_shape)
-            mask[3] = False
-        wanted = [position for position, want in zip(positions, mask, strict=True) if want]
-        if not wanted:
-            return tuple(grads)
+        mask = list(_tensors(ctx.needs_input_grad[1:]))
         # A backward pass runs in the types of its forward pass, whatever autocast says around it.
         with torch.autocast(problem.device.type, enabled=False):
+            if mask[3] and not (ctx.through_activation and problem.add_before):
+                grads[1 + _ADD] = grad_output.sum_to_size(ctx.add_shape)
+                mask[3] = False
+            if mask[2] and not ctx.through_activation:
+                grads[1 + _BIAS] = grad_output.sum((0, 2, 3, 4))
+                mask[2] = False
+            wanted = [p for p, want in zip((_INPUT, _WEIGHT, _BIAS, _ADD), mask, strict=True) if want]
+            if not wanted:
+                return tuple(grads)
             args = list(ctx.args)
-            args[_INPUT], args[_WEIGHT], args[_BIAS], args[_ADD] = input, weight, bias, add
+            args[_INPUT], args[_WEIGHT], args[_BIAS], args[_ADD] = ctx.saved_tensors
             results = backward_op(grad_output, *args, mask)
         for position, grad in zip(wanted, results, strict=True):
             grads[1 + position] = grad

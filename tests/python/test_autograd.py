@@ -192,6 +192,55 @@ def test_no_activation_saves_nothing_of_the_outputs_size() -> None:
     assert add.data_ptr() not in {t.data_ptr() for t in saved}
 
 
+@pytest.mark.parametrize(
+    ("activation", "order", "wanted", "saved"),
+    [
+        ("none", "before", "xwba", "xw"),
+        ("none", "before", "b", ""),
+        ("none", "before", "a", ""),
+        ("none", "before", "ba", ""),
+        ("none", "before", "w", "xw"),
+        ("tanh", "before", "a", "xwba"),
+        ("tanh", "after", "a", ""),
+        ("tanh", "after", "b", "xwb"),
+        ("tanh", "after", "xwba", "xwb"),
+    ],
+)
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+def test_what_is_saved(activation: str, order: str, wanted: str, saved: str, batched: bool) -> None:
+    """Nothing that no wanted gradient reads; what is not saved may change before the backward pass."""
+    tensors = dict(zip("xwba", Case(dtype=torch.float64, batch=1).make().present(), strict=True))
+    if not batched:
+        tensors["x"], tensors["a"] = tensors["x"][0], tensors["a"][0]
+    for name, tensor in tensors.items():
+        tensor.requires_grad_(name in wanted)
+    leaves = [tensors[name] for name in wanted]
+    x, w, b, a = tensors.values()
+    t = F.conv_transpose3d(x, w, b, 2, 1, 1)
+    t = t + a if order == "before" else t
+    t = t.tanh() if activation == "tanh" else t
+    plain = t if order == "before" else t + a
+    weights = torch.randn_like(plain)
+    expected = torch.autograd.grad((plain * weights).sum(), leaves)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.data_ptr()), t)[1], lambda t: t):
+        out = conv_transpose3d(x, w, b, 2, 1, 1, add=a, add_order=order, activation=activation)
+    assert sorted(kept) == sorted(tensors[name].data_ptr() for name in saved)
+    for name, tensor in tensors.items():
+        if name not in saved:
+            tensor.detach().zero_()
+    for got, true in zip(torch.autograd.grad((out * weights).sum(), leaves), expected, strict=True):
+        torch.testing.assert_close(got, true)
+
+
+def test_an_inference_tensor_where_it_is_not_saved() -> None:
+    with torch.inference_mode():
+        x = torch.randn(1, 2, 2, 2, 2)
+    w, b = torch.randn(2, 3, 2, 2, 2), torch.zeros(3, requires_grad=True)
+    conv_transpose3d(x, w, b).sum().backward()
+    assert b.grad is not None and torch.equal(b.grad, torch.full((3,), 27.0))
+
+
 def test_a_saved_input_that_was_changed_is_noticed() -> None:
     case = Case(activation="relu")
     x, w, b, add = (t.requires_grad_() for t in case.make().present())
