@@ -261,6 +261,8 @@ _library.impl("conv_transpose3d", _autocast("cuda", torch._C.DispatchKey.Autocas
 _library.impl("conv_transpose3d", _vmap, "FuncTorchBatched")
 _library.impl("conv_transpose3d_backward", _backward_autograd, "Autograd", with_keyset=True)
 _library.impl("conv_transpose3d_backward", _backward_decomposed, "FuncTorchBatched")
+# The vmap of is_grads_batched and of torch.autograd.functional, which is not torch.func's.
+_library.impl("conv_transpose3d_backward", _backward_decomposed, "Batched")
 _library.impl("conv_transpose3d_backward", _backward_real, "CPU")
 _library.impl("conv_transpose3d_backward", _backward_real, "CUDA")
 torch.library.register_fake("convt3d::conv_transpose3d", _fake, lib=_library)

@@ -126,3 +126,30 @@ def test_functional_call_and_ensembles() -> None:
     out = vmap(one)(parameters, buffers)
     for got, model in zip(out, models, strict=True):
         torch.testing.assert_close(got, model(x, add))
+
+
+@pytest.mark.parametrize("activation", ["none", "x_hardswish"])
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+@pytest.mark.parametrize("precision", [None, "ieee"])
+def test_batched_gradients(activation: str, batched: bool, precision: str | None) -> None:
+    """torch.autograd's own vmap over cotangents, to second order."""
+    x = torch.randn((1, 3, 2, 2, 3)[0 if batched else 1 :], requires_grad=True)
+    leaves = [x, *(torch.randn(s, requires_grad=True) for s in ((3, 2, 3, 3, 3), (2,), (2, 1, 1, 1)))]
+    x, w, b, add = leaves
+    y = conv_transpose3d(x, w, b, 2, add=add, activation=activation, precision=precision)
+    cotangents = torch.randn(3, *y.shape)
+    for create_graph in (False, True):
+        options = {"retain_graph": True, "create_graph": create_graph}
+        got = torch.autograd.grad(y, leaves, cotangents, is_grads_batched=True, **options)
+        expected = zip(*(torch.autograd.grad(y, leaves, c, **options) for c in cotangents), strict=True)
+        for a, parts in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, torch.stack(parts), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorized_jacobian(strategy: str, tensors: Tensors4) -> None:
+    jacobians = [
+        torch.autograd.functional.jacobian(f, tensors, vectorize=True, strategy=strategy)
+        for f in (ours, theirs)
+    ]
+    torch.testing.assert_close(*jacobians)
