@@ -6,17 +6,15 @@ Whatever the path: 16-bit types are computed in fp32, sums and epilogue, and rou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ._memory_format import with_exact_strides
-from ._precision import (
-    conv_fp32_switch,
-    resolve_precision,
-    round_to_tf32,
-    round_to_tf32_differentiable,
-)
+from ._precision import conv_fp32_switch, resolve_precision, round_to_tf32
 from ._problem import Problem
+from ._product import product_op
 
 aten = torch.ops.aten
 
@@ -91,6 +89,28 @@ def conv_transpose(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor
     return out
 
 
+def keeps_precision(problem: Problem) -> bool:
+    """Whether the precision has to hold in derivatives, which run when nothing holds PyTorch's switch."""
+    return problem.precision != "default" and problem.dtype == torch.float32
+
+
+def product(problem: Problem, kind: str, a: Tensor, b: Tensor, size: Sequence[int]) -> Tensor:
+    """``convt3d::product``, see there, of this problem's geometry and precision; ``size`` is the result's."""
+    out: Tensor = product_op(
+        a,
+        b,
+        kind,
+        size,
+        problem.stride,
+        problem.padding,
+        problem.output_padding,
+        problem.groups,
+        problem.dilation,
+        problem.precision,
+    )
+    return out
+
+
 def preactivation(
     problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
 ) -> Tensor:
@@ -98,11 +118,13 @@ def preactivation(
     if problem.is_sixteen_bit:
         input, weight = input.float(), weight.float()
         bias = None if bias is None else bias.float()
-    rounds = problem.precision == "tf32" and problem.dtype == torch.float32 and problem.device.type != "cuda"
-    if rounds:
-        input, weight = round_to_tf32_differentiable(input), round_to_tf32_differentiable(weight)
-    with conv_fp32_switch(problem.precision, problem.device.type):
-        t = conv_transpose(problem, input, weight, bias)
+    if keeps_precision(problem):
+        t = product(problem, "output", input, weight, problem.out_size)
+        if bias is not None:
+            t = t + bias.view(-1, 1, 1, 1)
+    else:
+        with conv_fp32_switch(problem.precision, problem.device.type):
+            t = conv_transpose(problem, input, weight, bias)
     return t + add if add is not None and problem.add_before else t
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ._aten import preactivation
+from ._aten import keeps_precision, preactivation, product
 from ._memory_format import with_exact_strides
 from ._precision import conv_fp32_switch, resolve_precision, round_to_tf32
 from ._problem import Problem
@@ -213,7 +213,13 @@ def differentiable_backward(
         t = preactivation(problem, x, weight, bias, add)
         grad_t = problem.activation.backward(grad_t, t, problem.negative_slope)
     grads: list[Tensor] = []
-    if mask[0] or mask[1]:
+    if keeps_precision(problem):
+        if mask[0]:
+            grad_x = product(problem, "input", grad_t, weight, problem.in_size)
+            grads.append(grad_x if problem.batched else grad_x.squeeze(0))
+        if mask[1]:
+            grads.append(product(problem, "weight", x, grad_t, problem.kernel))
+    elif mask[0] or mask[1]:
         with conv_fp32_switch(problem.precision, problem.device.type):
             grad_x, grad_w, _ = conv_backward(
                 problem, grad_t, x.to(opmath), weight.to(opmath), (mask[0], mask[1], False)

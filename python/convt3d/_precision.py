@@ -123,12 +123,3 @@ def round_to_tf32(tensor: Tensor) -> Tensor:
     rounded = torch.where(overflowed, (bits & _SIGN) | _LARGEST_TF32, rounded)
     rounded = torch.where((bits & _EXPONENT) == _EXPONENT, bits, rounded)
     return rounded.view(torch.float32)
-
-
-def round_to_tf32_differentiable(tensor: Tensor) -> Tensor:
-    """:func:`round_to_tf32` with the gradient of the identity, for autograd and functorch."""
-    with torch.no_grad():
-        plain = tensor.detach()
-        error = round_to_tf32(plain) - plain  # exact: both are close together
-        error = torch.where(torch.isfinite(error), error, 0.0)
-    return tensor + error

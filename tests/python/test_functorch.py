@@ -130,7 +130,7 @@ def test_functional_call_and_ensembles() -> None:
 
 @pytest.mark.parametrize("activation", ["none", "x_hardswish"])
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
-@pytest.mark.parametrize("precision", [None, "ieee"])
+@pytest.mark.parametrize("precision", [None, "ieee", "tf32"])
 def test_batched_gradients(activation: str, batched: bool, precision: str | None) -> None:
     """torch.autograd's own vmap over cotangents, to second order."""
     x = torch.randn((1, 3, 2, 2, 3)[0 if batched else 1 :], requires_grad=True)
