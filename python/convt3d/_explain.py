@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _kernel_query, _native
 from ._precision import resolve_precision, schema_precision
-from ._problem import Problem, triple
+from ._problem import Problem, number, single_int, triple
 
 IntOrTriple = int | Sequence[int]
 
@@ -119,12 +119,12 @@ def explain(
         triple(stride, "stride"),
         triple(padding, "padding"),
         triple(output_padding, "output_padding"),
-        groups,
+        single_int(groups, "groups"),
         triple(dilation, "dilation"),
         add,
         add_order,
         activation,
-        negative_slope,
+        number(negative_slope, "negative_slope"),
         schema_precision(precision),
     )
     # A tensor without memory stands for one on a GPU.

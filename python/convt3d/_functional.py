@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from . import _native
 from ._ops import forward_op
 from ._precision import schema_precision
-from ._problem import triple
+from ._problem import number, single_int, triple
 
 IntOrTriple = int | Sequence[int]
 
@@ -92,13 +92,13 @@ def conv_transpose3d(
     paddings = triple(padding, "padding")
     output_paddings = triple(output_padding, "output_padding")
     dilations = triple(dilation, "dilation")
-    if not isinstance(groups, (int, torch.SymInt)) or isinstance(groups, bool):
-        raise TypeError(f"convt3d: groups must be an int, got {groups!r} ({type(groups).__name__})")
+    if type(groups) is not int:
+        groups = single_int(groups, "groups")
     for name, value in (("activation", activation), ("add_order", add_order)):
         if not isinstance(value, str):
             raise TypeError(f"convt3d: {name} must be a string, got {value!r} ({type(value).__name__})")
-    if not isinstance(negative_slope, (int, float)):
-        raise TypeError(f"convt3d: negative_slope must be a number, got {negative_slope!r}")
+    if type(negative_slope) is not float:
+        negative_slope = number(negative_slope, "negative_slope")
     arguments = (
         input,
         weight,
@@ -148,4 +148,6 @@ def _direct(arguments: tuple[Any, ...]) -> Tensor | None:
     input, weight = arguments[0], arguments[1]
     if input.dim() != 5 or weight.dim() != 5 or input.numel() == 0:
         return None
-    return _native.forward(arguments)
+    out = _native.forward(arguments)
+    # An empty output has strides of torch's own making, which only the operator asks torch for.
+    return out if out is None or out.numel() > 0 else None

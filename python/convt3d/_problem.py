@@ -37,8 +37,9 @@ def triple(value: Any, name: str) -> Triple:
         RuntimeError: a sequence of another length.
         ValueError: an int that does not fit 64 bits.
     """
+    values: Sequence[Any]
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        values: Sequence[Any] = (value, value, value)
+        values = (value, value, value)
     elif isinstance(value, (tuple, list)):
         values = value * 3 if len(value) == 1 else value
         if len(values) != 3:
@@ -47,7 +48,7 @@ def triple(value: Any, name: str) -> Triple:
                 f"got {value!r}"
             )
     else:
-        _not_ints(value, name)
+        values = (value, value, value)  # an integer of another library's, or nothing that is allowed
     return (_int(values[0], value, name), _int(values[1], value, name), _int(values[2], value, name))
 
 
@@ -64,6 +65,42 @@ def _int(item: Any, value: Any, name: str) -> int:
     if not -INT64_MAX <= item <= INT64_MAX:
         raise ValueError(f"convt3d: {name} must fit a 64-bit integer, got {value!r}")
     return int(item)
+
+
+def single_int(value: Any, name: str) -> int:
+    """``value`` as an int: an integer of any library's, no bool.
+
+    Raises:
+        TypeError: anything else.
+        ValueError: an int that does not fit 64 bits.
+    """
+    if isinstance(value, torch.SymInt):
+        return value  # type: ignore[return-value]
+    try:
+        number = None if isinstance(value, (bool, float)) else index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"convt3d: {name} must be an int, got {value!r} ({type(value).__name__})")
+    if not -INT64_MAX <= number <= INT64_MAX:
+        raise ValueError(f"convt3d: {name} must fit a 64-bit integer, got {value!r}")
+    return number
+
+
+def number(value: Any, name: str) -> float:
+    """``value`` as a float: a real number of any library's.
+
+    Raises:
+        TypeError: anything else.
+    """
+    if isinstance(value, (torch.SymFloat, torch.SymInt)):
+        return value  # type: ignore[return-value]
+    if isinstance(value, (str, bytes, bytearray)):
+        raise TypeError(f"convt3d: {name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"convt3d: {name} must be a number, got {value!r}") from None
 
 
 def _not_ints(value: Any, name: str) -> NoReturn:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ._activations import ACTIVATIONS
 from ._functional import conv_transpose3d
 from ._precision import schema_precision
-from ._problem import ADD_ORDERS
+from ._problem import ADD_ORDERS, number
 
 
 class FusedConvTranspose3d(nn.ConvTranspose3d):
@@ -46,6 +46,10 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
         negative_slope: float = 0.01,
         precision: str | None = None,
     ) -> None:
+        for name, value in (("activation", activation), ("add_order", add_order)):
+            if not isinstance(value, str):
+                raise TypeError(f"convt3d: {name} must be a string, got {value!r} ({type(value).__name__})")
+        number(negative_slope, "negative_slope")
         if activation not in ACTIVATIONS:
             raise ValueError(
                 f"convt3d: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"

@@ -163,6 +163,15 @@ def test_a_refused_call_falls_back(
             assert (grad.shape, grad.stride(), grad.dtype) == (like.shape, like.stride(), like.dtype)
 
 
+def test_an_empty_output_is_left_to_the_operator(
+    bind: Callable[[Any], Binding], fake: FakeTensorMode
+) -> None:
+    """Its strides are torch's to choose."""
+    binding = bind(torch.empty(0))
+    assert _functional._direct(arguments(CASE, on_cuda(CASE))) is None
+    assert len(binding.calls) == 1
+
+
 @pytest.mark.parametrize("text", ["an illegal memory access was encountered (status 4)", "API call failed"])
 def test_failures_of_the_binding(text: str, bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
     """No failure turns into another path with another arithmetic."""

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convt3d import FusedConvTranspose3d, conv_transpose3d
+from convt3d import FusedConvTranspose3d, conv_transpose3d, explain
 
 X, W = (2, 4, 3, 3, 3), (4, 6, 3, 3, 3)
 OUT = (2, 6, 5, 5, 5)
@@ -316,3 +317,60 @@ def test_unknown_kernel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CONVT3D_KERNEL", "sm70")
     with pytest.raises(ValueError, match="must be one of auto, sm80, sm90, aten, got 'sm70'"):
         requested_kernel()
+
+
+@pytest.mark.parametrize(
+    "number", [np.int64(2), np.uint8(2), torch.tensor(2)], ids=["int64", "uint8", "tensor"]
+)
+def test_integers_of_other_libraries(number: Any) -> None:
+    x, w = torch.randn(1, 4, 2, 2, 2), torch.randn(4, 3, 2, 2, 2)
+    for give in (number, (number, 2, number)):
+        out = conv_transpose3d(x, w, None, give, groups=number)
+        assert torch.equal(out, conv_transpose3d(x, w, None, 2, groups=2))
+    assert explain(x, w, None, number, groups=number).output_shape == out.shape
+
+
+@pytest.mark.parametrize("slope", [np.float32(0.25), np.float64(0.25), torch.tensor(0.25)], ids=str)
+def test_slopes_of_other_libraries(slope: Any) -> None:
+    x, w = torch.randn(1, 4, 2, 2, 2), torch.randn(4, 3, 2, 2, 2)
+    for call in (conv_transpose3d, explain):
+        call(x, w, activation="leaky_relu", negative_slope=slope)
+    out = conv_transpose3d(x, w, activation="leaky_relu", negative_slope=slope)
+    assert torch.equal(out, conv_transpose3d(x, w, activation="leaky_relu", negative_slope=0.25))
+    assert conv_transpose3d(x, w, activation="leaky_relu", negative_slope=1).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"stride": np.array([2, 2, 2])}, "stride must be an int or a sequence"),
+        ({"stride": np.bool_(True)}, "stride must be an int or a sequence"),
+        ({"stride": np.float32(2)}, "stride must be an int or a sequence"),
+        ({"groups": True}, "groups must be an int, got True"),
+        ({"groups": np.float32(2)}, "groups must be an int"),
+        ({"groups": None}, "groups must be an int, got None"),
+        ({"negative_slope": None}, "negative_slope must be a number, got None"),
+        ({"negative_slope": 1j}, "negative_slope must be a number"),
+        ({"negative_slope": "1"}, "negative_slope must be a number"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("function", [conv_transpose3d, explain])
+def test_what_is_no_number(arguments: dict[str, Any], message: str, function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=message):
+        function(torch.zeros(X), torch.zeros(W), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"activation": ["relu"]}, r"activation must be a string, got \['relu'\]"),
+        ({"activation": None}, "activation must be a string, got None"),
+        ({"add_order": ["before"]}, "add_order must be a string"),
+        ({"negative_slope": "0.1"}, "negative_slope must be a number"),
+    ],
+    ids=str,
+)
+def test_a_module_names_what_is_of_the_wrong_type(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        FusedConvTranspose3d(2, 2, 1, **arguments)
