@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import accuracy
+from convt3d._fuse import _call
 from families import Family
 
 
@@ -36,6 +38,29 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     if torch.backends.cudnn.conv.fp32_precision != before:
         torch.backends.cudnn.conv.fp32_precision = before
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Networks of a few channels lose time to threads that wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def deferred(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The activations of the calls that a fused model deferred and that then ran."""
+    found: list[str] = []
+    real = _call.conv_transpose3d
+
+    def spy(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found.append(kwargs["activation"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(_call, "conv_transpose3d", spy)
+    return found
 
 
 @pytest.fixture

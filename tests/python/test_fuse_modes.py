@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from torch import Tensor, fx, nn
 
 import convt3d
 from convt3d import FusedConvTranspose3d, fuse, fuse_report, unfuse
-from convt3d._fuse import _call
 from fuse_nets import (
     Chain,
     Residual,
@@ -28,28 +27,7 @@ from fuse_nets import (
     up,
 )
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small lose time to threads that wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def deferred(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The activations of the deferred calls that ran."""
-    found: list[str] = []
-    real = _call.conv_transpose3d
-
-    def spy(*args: Any, **kwargs: Any) -> Tensor:
-        found.append(kwargs["activation"])
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(_call, "conv_transpose3d", spy)
-    return found
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- modes -------------------------------------------------------------------------------------------------

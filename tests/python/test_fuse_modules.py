@@ -7,7 +7,6 @@ import copy
 import io
 import pickle
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from convt3d import FusedConvTranspose3d, fuse, fuse_report, unfuse
-from convt3d._fuse import _call
 from fuse_nets import (
     LocalNetLike,
     Residual,
@@ -30,28 +28,7 @@ from fuse_nets import (
     up,
 )
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small lose time to threads that wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def deferred(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The activations of the deferred calls that ran."""
-    found: list[str] = []
-    real = _call.conv_transpose3d
-
-    def spy(*args: Any, **kwargs: Any) -> Tensor:
-        found.append(kwargs["activation"])
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(_call, "conv_transpose3d", spy)
-    return found
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_same_object_and_back() -> None:
