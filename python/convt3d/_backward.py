@@ -53,7 +53,7 @@ def backward(
     dtype = problem.dtype
     if problem.batch == 0 or 0 in problem.out_size:
         return empty_gradients(problem, input, weight, bias, add, mask, zero=True)
-    grad_t = grad_output if problem.batched else grad_output.unsqueeze(0)
+    grad_y = grad_t = grad_output if problem.batched else grad_output.unsqueeze(0)
     if needs_preactivation(problem):
         t = recompute() if problem.batched else recompute().unsqueeze(0)
         opmath = problem.opmath_dtype
@@ -71,8 +71,16 @@ def backward(
         grads.append(grad_bias.to(dtype))
     if mask[3]:
         assert add is not None
-        grads.append(_reduce_to_add(problem, grad_t, add).to(dtype))
+        through = grad_t if problem.add_before else grad_y
+        grad_add = _reduce_to_add(problem, through, add).to(dtype)
+        grads.append(grad_add.clone() if _passes_unchanged(problem, add) else grad_add)
     return grads
+
+
+def _passes_unchanged(problem: Problem, add: Tensor) -> bool:
+    """Whether the gradient of ``add`` is the output's itself, which an operator may return only as a copy."""
+    through_activation = needs_preactivation(problem) and problem.add_before
+    return not through_activation and tuple(add.shape) == problem.output_shape
 
 
 def _reduce_to_add(problem: Problem, grad: Tensor, add: Tensor) -> Tensor:
@@ -206,9 +214,9 @@ def differentiable_backward(
     """:func:`backward` in differentiable ATen operators, for ``create_graph=True`` to any order."""
     dtype = problem.dtype
     x = input if problem.batched else input.unsqueeze(0)
-    grad_t = grad_output if problem.batched else grad_output.unsqueeze(0)
+    grad_y = grad_output if problem.batched else grad_output.unsqueeze(0)
     opmath = problem.opmath_dtype
-    grad_t = grad_t.to(opmath)
+    grad_t = grad_y.to(opmath)
     if needs_preactivation(problem):
         t = preactivation(problem, x, weight, bias, add)
         grad_t = problem.activation.backward(grad_t, t, problem.negative_slope)
@@ -232,5 +240,7 @@ def differentiable_backward(
         grads.append(grad_t.sum((0, 2, 3, 4)).to(dtype))
     if mask[3]:
         assert add is not None
-        grads.append((grad_t if problem.batched else grad_t.squeeze(0)).sum_to_size(add.shape).to(dtype))
+        through = grad_t if problem.add_before else grad_y
+        grad_add = (through if problem.batched else through.squeeze(0)).sum_to_size(add.shape).to(dtype)
+        grads.append(grad_add.clone() if _passes_unchanged(problem, add) else grad_add)
     return grads

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _aten, _backward, _native
-from ._problem import Problem
+from ._problem import Problem, check_grad_output
 
 _ARGUMENTS = (
     "Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, "
@@ -83,21 +83,30 @@ def _forward_native(problem: Problem, args: _Args) -> Tensor | None:
 # --- backward ----------------------------------------------------------------------------------------------
 
 
-def _check_mask(mask: list[bool]) -> None:
+def _backward_problem(grad_output: Tensor, args: _Args, mask: list[bool]) -> Problem:
+    """The call whose gradients are asked for; a bias that no formula reads may be left out.
+
+    Raises:
+        RuntimeError: ``mask`` or ``grad_output`` does not fit the call, or what the call itself raises.
+    """
     if len(mask) != 4:
         raise RuntimeError(f"convt3d: mask must have 4 entries (input, weight, bias, add), got {mask!r}")
+    problem = Problem.create(*args)
+    if mask[3] and args[_ADD] is None:
+        raise RuntimeError(f"convt3d: mask asks for the gradient of add, but there is none: {mask!r}")
+    check_grad_output(problem, grad_output)
+    return problem
 
 
 def _backward_fake(grad_output: Tensor, *rest: Any) -> list[Tensor]:
     args, mask = rest[:-1], rest[-1]
-    _check_mask(mask)
-    return _backward.empty_gradients(Problem.create(*args), *_tensors(args), mask)
+    problem = _backward_problem(grad_output, args, mask)
+    return _backward.empty_gradients(problem, *_tensors(args), mask)
 
 
 def _backward_real(grad_output: Tensor, *rest: Any) -> list[Tensor]:
     args, mask = rest[:-1], rest[-1]
-    _check_mask(mask)
-    problem = Problem.create(*args)
+    problem = _backward_problem(grad_output, args, mask)
     return _backward.backward(
         problem, grad_output, *_tensors(args), mask, recompute=lambda: _recompute(problem, args)
     )
@@ -185,8 +194,8 @@ def _backward_autograd(keyset: Any, grad_output: Tensor, *rest: Any) -> list[Ten
 
 def _backward_decomposed(grad_output: Tensor, *rest: Any) -> list[Tensor]:
     args, mask = rest[:-1], rest[-1]
-    _check_mask(mask)
-    return _backward.differentiable_backward(Problem.create(*args), grad_output, *_tensors(args), mask)
+    problem = _backward_problem(grad_output, args, mask)
+    return _backward.differentiable_backward(problem, grad_output, *_tensors(args), mask)
 
 
 def _wants_grad(*tensors: Tensor | None) -> bool:

@@ -431,3 +431,20 @@ def check_broadcast(add: Tensor, output_shape: Sequence[int]) -> None:
         f"convt3d: add must have the output's shape {tuple(output_shape)} or broadcast to it, "
         f"got shape {tuple(add.shape)}"
     )
+
+
+def check_grad_output(problem: Problem, grad_output: Tensor) -> None:
+    """Raises RuntimeError unless ``grad_output`` has the shape, type and device of the problem's output."""
+    shape = problem.output_shape
+    if grad_output.dim() != len(shape) or any(
+        got != wanted for got, wanted in zip(grad_output.shape, shape, strict=True)
+    ):
+        raise RuntimeError(
+            f"convt3d: grad_output must have the output's shape {tuple(shape)}, "
+            f"got shape {tuple(grad_output.shape)}"
+        )
+    if grad_output.dtype != problem.dtype or grad_output.device != problem.device:
+        raise RuntimeError(
+            f"convt3d: grad_output must be {problem.dtype} on {problem.device} as the output is, "
+            f"got {grad_output.dtype} on {grad_output.device}"
+        )

@@ -73,6 +73,74 @@ def test_opcheck_backward(case: Case, grad: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("add", ["full", "channel"])
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("grad", [False, True], ids=["first", "second-order"])
+def test_opcheck_backward_of_the_add_alone(add: str, order: str, channels_last: bool, grad: bool) -> None:
+    """Its gradient may be the output's, which no operator may return itself."""
+    case = Case(add=add, add_order=order, input_channels_last=channels_last)
+    tensors = case.make()
+    cotangent = torch.randn(case.output_shape()).requires_grad_(grad)
+    arguments = (cotangent, *schema_arguments(case, tensors), [False, False, False, True])
+    torch.library.opcheck(OPS.conv_transpose3d_backward.default, arguments)
+    (out,) = OPS.conv_transpose3d_backward(*arguments)
+    assert out.untyped_storage().data_ptr() != cotangent.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("add", ["full", "channel"])
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_backward_operator_values(add: str, order: str, create_graph: bool) -> None:
+    """Every gradient of the operator itself, which autograd asks for fewer."""
+    case = Case(add=add, add_order=order, activation="tanh", dtype=torch.float64)
+    tensors = case.make()
+    leaves = [t.requires_grad_() for t in tensors.present()]
+    cotangent = torch.randn(case.output_shape(), dtype=torch.float64)
+    conv = F.conv_transpose3d(tensors.input, tensors.weight, tensors.bias, **case.conv_arguments())
+    added = tensors.add
+    assert added is not None
+    plain = (conv + added).tanh() if order == "before" else conv.tanh() + added
+    with torch.set_grad_enabled(create_graph):
+        got = OPS.conv_transpose3d_backward(cotangent, *schema_arguments(case, tensors), [True] * 4)
+    for a, b in zip(got, torch.autograd.grad(plain, leaves, cotangent), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: g.double(), r"grad_output must be torch.float32 on cpu .*got torch.float64"),
+        (lambda g: g[..., :-1], r"grad_output must have the output's shape \(., 6, 6, 8, 10\)"),
+        (lambda g: g.sum(0), "grad_output must have the output's shape"),
+        (lambda g: g.to("meta"), "got torch.float32 on meta"),
+    ],
+    ids=["dtype", "shape", "rank", "device"],
+)
+def test_backward_refuses_another_outputs_gradient(
+    change: Callable[[Tensor], Tensor], message: str, grad: bool, batch: int
+) -> None:
+    case = Case(activation="relu", batch=batch)
+    tensors = case.make()
+    tensors.weight.requires_grad_(grad)
+    cotangent = change(torch.randn(case.output_shape()))
+    with pytest.raises(RuntimeError, match=message):
+        OPS.conv_transpose3d_backward(cotangent, *schema_arguments(case, tensors), [True] * 4)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_backward_refuses_the_gradient_of_no_add(grad: bool) -> None:
+    case = Case(add="none")
+    tensors = case.make()
+    tensors.weight.requires_grad_(grad)
+    with pytest.raises(RuntimeError, match="mask asks for the gradient of add, but there is none"):
+        OPS.conv_transpose3d_backward(
+            torch.randn(case.output_shape()), *schema_arguments(case, tensors), [True] * 4
+        )
+
+
 class Chain(nn.Module):
     """Two fused layers with plain PyTorch around them."""
 
