@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import _kernel_query, _native
+from ._ops import autocast_dtype
 from ._precision import resolve_precision, schema_precision
 from ._problem import Problem, number, single_int, triple
 
@@ -103,8 +106,8 @@ def explain(
 ) -> Explanation:
     """Says how :func:`convt3d.conv_transpose3d` runs the same call, without running it.
 
-    Takes that function's arguments; tensors may be fake or on the meta device, which are answered for the
-    current GPU, or for an SM90 one where there is none.
+    Takes that function's arguments. Tensors may be fake or on the meta device, which are answered for the
+    current GPU, or for an SM90 one where there is none. What autocast casts counts in the type it is cast to.
 
     Args:
         bandwidth: bytes per second that a large copy reaches, for the floor.
@@ -112,6 +115,7 @@ def explain(
     Raises:
         What the call itself raises.
     """
+    input, weight, bias, add, cast = _after_autocast(input, weight, bias, add)
     problem = Problem.create(
         input,
         weight,
@@ -136,7 +140,7 @@ def explain(
     return Explanation(
         path=path,
         refused=refused,
-        note=note,
+        note="; ".join(text for text in (cast, note) if text),
         output_shape=tuple(int(extent) for extent in out.shape),
         output_stride=tuple(int(extent) for extent in out.stride()),
         dtype=problem.dtype,
@@ -146,6 +150,30 @@ def explain(
         workspace_bytes=workspace,
         bandwidth=bandwidth,
     )
+
+
+def _after_autocast(
+    input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, str]:
+    """The tensors as the operator would get them, those of another type now without memory, and a note."""
+    device_type = "cuda" if not isinstance(input, Tensor) or input.is_meta else input.device.type
+    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
+        return input, weight, bias, add, ""
+    note = ""
+
+    def cast(tensor: Any) -> Any:
+        nonlocal note
+        if not isinstance(tensor, Tensor) or tensor.device != input.device:
+            return tensor
+        dtype = autocast_dtype(tensor, device_type)
+        if dtype == tensor.dtype:
+            return tensor
+        note = f"autocast casts to {_name(dtype)} first"
+        if not tensor.is_meta and not isinstance(tensor, FakeTensor):
+            tensor = FakeTensorMode().from_tensor(tensor.detach())
+        return tensor.to(dtype)
+
+    return cast(input), cast(weight), cast(bias), cast(add), note
 
 
 def live_flops(problem: Problem) -> int:

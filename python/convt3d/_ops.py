@@ -234,6 +234,13 @@ def _with_gradients(keyset: Any, args: _Args) -> Tensor:
 # --- autocast and vmap -------------------------------------------------------------------------------------
 
 
+def autocast_dtype(tensor: Tensor, device_type: str) -> torch.dtype:
+    """The type that an enabled autocast of ``device_type`` gives the operator's ``tensor``."""
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor.dtype
+    return torch.get_autocast_dtype(device_type)
+
+
 def _autocast(device_type: str, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
     """The rule of PyTorch's own convolutions: floating-point tensors, except double, take the autocast type.
 
@@ -242,13 +249,7 @@ def _autocast(device_type: str, key: torch._C.DispatchKey) -> Callable[..., Tens
     keys = torch._C.DispatchKeySet(key)
 
     def cast(tensor: Tensor) -> Tensor:
-        if (
-            not tensor.is_floating_point()
-            or tensor.dtype == torch.float64
-            or tensor.device.type != device_type
-        ):
-            return tensor
-        return tensor.to(torch.get_autocast_dtype(device_type))
+        return tensor.to(autocast_dtype(tensor, device_type)) if tensor.device.type == device_type else tensor
 
     def kernel(*args: Any) -> Tensor:
         with torch._C._ExcludeDispatchKeyGuard(keys):

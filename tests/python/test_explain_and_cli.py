@@ -197,6 +197,28 @@ def test_precision_and_empty_outputs() -> None:
     assert explain(x[:0], w).flops == 0
 
 
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_under_autocast(weight_dtype: torch.dtype, channels_last: bool) -> None:
+    case = Case(input_channels_last=channels_last, activation="relu")
+    t = case.make()
+    weight = torch.nn.Parameter(t.weight.to(weight_dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        e = explain(t.input, weight, t.bias, 2, 1, 1, add=t.add)
+        out = convt3d.conv_transpose3d(t.input, weight, t.bias, 2, 1, 1, add=t.add)
+    assert (e.dtype, e.output_shape, e.output_stride) == (out.dtype, out.shape, out.stride())
+    assert "bfloat16" in e.precision and "autocast casts to bfloat16" in e.note
+    assert e.bytes == 2 * (sum(t.numel() for t in t.present()) + out.numel())
+    assert case.explain(t).dtype == torch.float32 and case.explain(t).note == ""
+
+
+def test_meta_tensors_under_the_gpus_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a GPU torch does not enable it.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: device_type == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device_type: torch.float16)
+    assert meta_reference().dtype == torch.float16
+
+
 @pytest.mark.parametrize("plain", [False, True], ids=["rich", "plain"])
 def test_info(capsys: pytest.CaptureFixture[str], plain: bool) -> None:
     assert main(["info", *(["--plain"] if plain else [])]) == 0
