@@ -213,6 +213,9 @@ def _path(
     if problem.device.type == "cpu":
         return "cpu", dict.fromkeys(_kernel_query.KERNELS, "the tensors are on a CPU"), "", 0
     aten = "aten + tail"
+    if problem.device.type not in ("cuda", "meta"):
+        reason = f"the tensors are on {problem.device.type}"
+        return aten, dict.fromkeys(_kernel_query.KERNELS, reason), "", 0
     kernel = _native.requested_kernel()
     if kernel == _native.USE_ATEN:
         return aten, dict.fromkeys(_kernel_query.KERNELS, f"{_native.KERNEL_ENV}=aten"), "", 0

@@ -60,7 +60,7 @@ def _fake(*args: Any) -> Tensor:
     return Problem.create(*args).empty_output()
 
 
-def _forward_cpu(*args: Any) -> Tensor:
+def _forward_aten(*args: Any) -> Tensor:
     return _aten.forward(Problem.create(*args), *_tensors(args))
 
 
@@ -263,7 +263,9 @@ def _vmap(*args: Any) -> Tensor:
     return _aten.decomposed(Problem.create(*args), *_tensors(args))
 
 
-_library.impl("conv_transpose3d", _forward_cpu, "CPU")
+# CPU, and every device that has no kernel of its own here, such as MPS and XPU.
+_library.impl("conv_transpose3d", _forward_aten, "CPU")
+_library.impl("conv_transpose3d", _forward_aten, "CompositeExplicitAutograd")
 _library.impl("conv_transpose3d", _forward_cuda, "CUDA")
 _library.impl("conv_transpose3d", _autograd, "Autograd", with_keyset=True)
 _library.impl("conv_transpose3d", _autocast("cpu", torch._C.DispatchKey.AutocastCPU), "AutocastCPU")
@@ -273,7 +275,7 @@ _library.impl("conv_transpose3d_backward", _backward_autograd, "Autograd", with_
 _library.impl("conv_transpose3d_backward", _backward_decomposed, "FuncTorchBatched")
 # The vmap of is_grads_batched and of torch.autograd.functional, which is not torch.func's.
 _library.impl("conv_transpose3d_backward", _backward_decomposed, "Batched")
-_library.impl("conv_transpose3d_backward", _backward_real, "CPU")
-_library.impl("conv_transpose3d_backward", _backward_real, "CUDA")
+for _key in ("CPU", "CUDA", "CompositeExplicitAutograd"):
+    _library.impl("conv_transpose3d_backward", _backward_real, _key)
 torch.library.register_fake("convt3d::conv_transpose3d", _fake, lib=_library)
 torch.library.register_fake("convt3d::conv_transpose3d_backward", _backward_fake, lib=_library)

@@ -205,8 +205,8 @@ def _vmap(info: Any, in_dims: Any, a: Tensor, b: Tensor, *rest: Any) -> tuple[Te
     return (out.unflatten(1, (n, -1)), 1) if b_is_weight else (out.unflatten(0, (n, -1)), 0)
 
 
-_library.impl("product", _real, "CPU")
-_library.impl("product", _real, "CUDA")
+for _key in ("CPU", "CUDA", "CompositeExplicitAutograd"):
+    _library.impl("product", _real, _key)
 _library.impl("product", _autograd, "Autograd", with_keyset=True)
 torch.library.register_fake("convt3d::product", _fake, lib=_library)
 torch.library.register_vmap("convt3d::product", _vmap, lib=_library)

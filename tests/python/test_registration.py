@@ -141,6 +141,12 @@ def test_backward_refuses_the_gradient_of_no_add(grad: bool) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["conv_transpose3d", "conv_transpose3d_backward", "product"])
+@pytest.mark.parametrize("backend", ["CPU", "CUDA", "MPS", "XPU", "HPU", "PrivateUse1", "Meta"])
+def test_every_device_has_an_implementation(name: str, backend: str) -> None:
+    assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"convt3d::{name}", backend)
+
+
 class Chain(nn.Module):
     """Two fused layers with plain PyTorch around them."""
 
