@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._aten import keeps_precision, preactivation, product
-from ._memory_format import with_exact_strides
+from ._memory_format import surely, with_exact_strides
 from ._precision import conv_fp32_switch, resolve_precision, round_to_tf32
 from ._problem import Problem
 
@@ -80,12 +80,17 @@ def backward(
 def _passes_unchanged(problem: Problem, add: Tensor) -> bool:
     """Whether the gradient of ``add`` is the output's itself, which an operator may return only as a copy."""
     through_activation = needs_preactivation(problem) and problem.add_before
-    return not through_activation and tuple(add.shape) == problem.output_shape
+    return not through_activation and _has_the_outputs_shape(problem, add)
+
+
+def _has_the_outputs_shape(problem: Problem, add: Tensor) -> bool:
+    shape = problem.output_shape
+    return add.dim() == len(shape) and all(surely(a == b) for a, b in zip(add.shape, shape, strict=True))
 
 
 def _reduce_to_add(problem: Problem, grad: Tensor, add: Tensor) -> Tensor:
     """``grad`` (5-D) summed over what ``add`` broadcasts, with `empty_gradients`' strides."""
-    if tuple(add.shape) == problem.output_shape:
+    if _has_the_outputs_shape(problem, add):
         grad = with_exact_strides(grad, problem.channels_last)
         return grad if problem.batched else grad.squeeze(0)
     return grad.sum_to_size(add.shape).contiguous()
@@ -117,7 +122,7 @@ def empty_gradients(
         grads.append(fill((problem.out_channels,), **options))  # type: ignore[call-overload]
     if mask[3]:
         assert add is not None
-        if tuple(add.shape) == problem.output_shape:
+        if _has_the_outputs_shape(problem, add):
             grad = like(problem.output_shape_5d)
             grads.append(grad if problem.batched else grad.squeeze(0))
         else:

@@ -27,6 +27,13 @@ def suggests_channels_last_3d(shape: Sequence[int], strides: Sequence[int]) -> b
     The rule: walking C, W, H, D, N, each stride is at least the extent of what came before. Ambiguous cases
     (any size 0, a channel stride of 0, and N111 tensors whose strides are all alike) count as contiguous.
     """
+    try:
+        return _suggests(shape, strides)
+    except RuntimeError:  # a size that nothing is known of: torch does not answer the comparison
+        return _suggests_for_sure(shape, strides)
+
+
+def _suggests(shape: Sequence[int], strides: Sequence[int]) -> bool:
     if strides[1] == 0:
         return False
     extent: int = 0
@@ -39,6 +46,29 @@ def suggests_channels_last_3d(shape: Sequence[int], strides: Sequence[int]) -> b
         if shape[dim] > 1:
             extent *= shape[dim]
     return True
+
+
+def _suggests_for_sure(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """The same where it holds for every value of the unknown sizes but 0 (an empty tensor's strides)."""
+    if surely(strides[1] == 0):
+        return False
+    extent: int = 0
+    for dim in (1, 4, 3, 2, 0):
+        if surely(shape[dim] == 0) or not surely(strides[dim] >= extent):
+            return False
+        if dim == 0 and surely(extent == strides[1]):
+            return False
+        extent = strides[dim] * shape[dim]
+    return True
+
+
+def surely(condition: bool) -> bool:
+    """``condition``, or False where it depends on a size that only the data tell (an unbacked symbol)."""
+    if type(condition) is bool:
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
 
 
 def output_is_channels_last(input: Tensor, weight: Tensor) -> bool:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One description of a call, validated once; every implementation, real or fake, starts from it.
 
+While a graph is traced, sizes that only the data tell are taken to be right: the real operator checks them.
+
 Error classes are PyTorch's for the same mistake. Messages name the argument, its value and what would be
 valid.
 """
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ._activations import ACTIVATIONS, Activation
-from ._memory_format import as_memory_format, output_is_channels_last
+from ._memory_format import as_memory_format, output_is_channels_last, surely
 from ._precision import PRECISIONS
 
 Triple = tuple[int, int, int]
@@ -336,26 +338,26 @@ def _check_channels(
     for name, extent in zip(
         ("in_channels", "out_channels", "depth", "height", "width"), weight_shape, strict=True
     ):
-        if extent == 0:
+        if surely(extent == 0):
             raise RuntimeError(f"convt3d: weight must have {name} of at least 1, got shape {weight_shape}")
-    if weight_shape[0] % groups != 0:
+    if surely(weight_shape[0] % groups != 0):
         raise RuntimeError(
             f"convt3d: groups must divide the weight's in_channels, got groups {groups} and weight of shape "
             f"{weight_shape}"
         )
-    if shape[1] != weight_shape[0]:
+    if surely(shape[1] != weight_shape[0]):
         raise RuntimeError(
             f"convt3d: input must have the weight's {weight_shape[0]} in_channels, got {shape[1]} channels: "
             f"input of shape {tuple(input.shape)}, weight of shape {weight_shape}"
         )
-    if shape[0] != 0 and (shape[2] == 0 or shape[3] == 0 or shape[4] == 0):
+    if any(surely(extent == 0) for extent in shape[2:]) and surely(shape[0] != 0):
         raise RuntimeError(
             "convt3d: input may have an empty batch, but depth, height and width must be at least 1, "
             f"got shape {tuple(input.shape)}"
         )
     if bias is not None:
         out_channels = weight_shape[1] * groups
-        if bias.dim() != 1 or bias.shape[0] != out_channels:
+        if bias.dim() != 1 or surely(bias.shape[0] != out_channels):
             raise RuntimeError(
                 f"convt3d: bias must be 1-D with {out_channels} elements (out_channels), "
                 f"got shape {tuple(bias.shape)}"
@@ -386,7 +388,7 @@ def _output_size(
         )
         for i in range(3)
     )
-    if out[0] < 0 or out[1] < 0 or out[2] < 0:
+    if any(surely(extent < 0) for extent in out):
         raise RuntimeError(
             f"convt3d: the output size would be negative, {out}: padding is too large for "
             + _size_arguments(shape, weight_shape, stride, padding, output_padding, dilation)
@@ -423,8 +425,9 @@ def _check_numel(problem: Problem) -> None:
 def check_broadcast(add: Tensor, output_shape: Sequence[int]) -> None:
     """Raises RuntimeError unless ``add`` has ``output_shape`` or broadcasts to exactly that."""
     offset = len(output_shape) - add.dim()
-    if offset >= 0 and all(
-        extent == 1 or extent == output_shape[offset + dim] for dim, extent in enumerate(add.shape)
+    if offset >= 0 and not any(
+        surely(extent != 1) and surely(extent != output_shape[offset + dim])
+        for dim, extent in enumerate(add.shape)
     ):
         return
     raise RuntimeError(
@@ -437,7 +440,7 @@ def check_grad_output(problem: Problem, grad_output: Tensor) -> None:
     """Raises RuntimeError unless ``grad_output`` has the shape, type and device of the problem's output."""
     shape = problem.output_shape
     if grad_output.dim() != len(shape) or any(
-        got != wanted for got, wanted in zip(grad_output.shape, shape, strict=True)
+        surely(got != wanted) for got, wanted in zip(grad_output.shape, shape, strict=True)
     ):
         raise RuntimeError(
             f"convt3d: grad_output must have the output's shape {tuple(shape)}, "

@@ -355,3 +355,56 @@ def test_import_does_not_load_cuda_libraries() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == convt3d.__version__
+
+
+UNKNOWN: dict[str, Callable[..., Tensor]] = {
+    "batch": lambda x, w, b, keep: conv_transpose3d(x[keep], w, b, 2, 1, 1, activation="relu"),
+    "batch-and-add": lambda x, w, b, keep: conv_transpose3d(
+        x[keep], w, b, 2, add=x.new_ones(4, 3, 8, 1, 1)[keep], activation="silu"
+    ),
+    "broadcast-add": lambda x, w, b, keep: conv_transpose3d(x[keep], w, b, 2, add=x.new_ones(3, 1, 1, 1)),
+    "depth": lambda x, w, b, keep: conv_transpose3d(x[:, :, keep], w, b, 2, 1, 1),
+    "width": lambda x, w, b, keep: conv_transpose3d(x[..., keep], w, b, 2, 1, 1, activation="tanh"),
+    "unbatched": lambda x, w, b, keep: conv_transpose3d(x[0, :, keep], w, b, 2),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_sizes_that_only_the_data_tell(name: str, backend: str, channels_last: bool) -> None:
+    torch._dynamo.reset()
+    x, w, b = torch.randn(4, 2, 4, 4, 4), torch.randn(2, 3, 2, 2, 2), torch.randn(3)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last_3d)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(UNKNOWN[name], backend=backend, fullgraph=True)
+        for keep in ([True, False, True, True], [True, True, False, False]):
+            mask = torch.tensor(keep)
+            expected = UNKNOWN[name](x, w, b, mask)
+            assert torch.equal(compiled(x, w, b, mask), expected)
+    # What was not known while tracing is still checked when it runs.
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        wrong = torch.compile(
+            lambda x, w, keep, other: conv_transpose3d(x[keep], w, add=x.new_ones(4, 3, 1, 1, 1)[other]),
+            backend=backend,
+            fullgraph=True,
+        )
+        with pytest.raises(RuntimeError):
+            wrong(x, w, torch.tensor([True] * 4), torch.tensor([True, True, False, False]))
+
+
+def test_export_with_an_unknown_batch() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = FusedConvTranspose3d(2, 3, 2, 2, activation="relu")
+
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            return self.up(x[keep])  # type: ignore[no-any-return]
+
+    model, x = Masked().eval(), torch.randn(4, 2, 3, 3, 3)
+    program = torch.export.export(model, (x, torch.tensor([True, False, True, True]))).module()
+    for keep in ([True, True, False, False], [False] * 4):
+        mask = torch.tensor(keep)
+        assert torch.equal(program(x, mask), model(x, mask))
