@@ -75,6 +75,8 @@ def conv_fp32_switch(precision: str, device_type: str) -> Iterator[None]:
     An explicit precision holds the lock for the whole block, also where the switch says the same already:
     that may be another thread's temporary setting, gone as soon as that thread leaves its block.
     On a CPU both explicit precisions mean true fp32 arithmetic (tf32 rounds its operands beforehand).
+    Behind the block the switch reads as before. Where that was inherited from a more general setting, it no
+    longer follows that one: torch does not tell an inherited value from one that was set.
     """
     if precision == "default" or device_type not in ("cpu", "cuda"):
         yield

@@ -235,6 +235,24 @@ def test_opcheck(kind: str, channels_last: bool, precision: str) -> None:
     torch.library.opcheck(product.default, (a, b, kind, size, *geometry_of(Case(groups=2)), precision))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["output", "input", "weight"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_values_on_a_gpu_whose_switch_says_otherwise(kind: str, channels_last: bool) -> None:
+    case = Case(cin=32, cout=32, input_channels_last=channels_last)
+    operands, size = operands_of(kind, case)
+    a, b = (t.cuda() for t in operands)
+    exact = product(a.double(), b.double(), kind, size, *geometry_of(case), "ieee")
+    errors = {}
+    for setting, precision in (("tf32", "ieee"), ("ieee", "tf32")):
+        torch.backends.cudnn.conv.fp32_precision = setting
+        out = product(a, b, kind, size, *geometry_of(case), precision)
+        like = _fake(a, b, kind, size, *geometry_of(case), precision)
+        assert out.stride() == like.stride()
+        errors[precision] = ((out - exact).abs().max() / exact.abs().max()).item()
+    assert errors["ieee"] < TOLERANCE and errors["tf32"] < 4e-3
+
+
 def test_backward_through_forward_mode() -> None:
     """At one level: a tangent that is differentiated in reverse."""
     tangents = []
