@@ -8,7 +8,6 @@
 #pragma once
 
 #include "sm80/tail.hpp"
-#include "sm80/visitor_ndhwc.hpp"
 
 namespace convt3d::sm80 {
 
@@ -18,7 +17,7 @@ struct NcdhwEpilogue {
   using WarpMma = typename Mma::Operator;
   using WarpCount = typename Mma::WarpCount;
   static constexpr int kThreads = 32 * WarpCount::kCount;
-  static constexpr int kPitch = Shape::kN / 32 * 32 + 9;
+  static constexpr int kPitch = Shape::kN + 9;
   static constexpr int kRowChunks = Shape::kM / 32;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kBatch = 8;  // independent loads in flight per thread

@@ -95,16 +95,16 @@ inline prepare::Params prepare_params(Problem const& p, convt3d_tensors const& t
   OperandLayout const layout = operand_layout(p);
   prepare::Params params{};
   Size5 const x_sizes = x_shape(p);
-  Size5 const x_strides = effective_stride(x_sizes, p.x_stride);
+  Size5 const strides = effective_stride(x_sizes, p.x_stride);
   auto* const workspace = static_cast<char*>(tensors.workspace);
   params.x_in = tensors.x;
   params.x_out = layout.x_in_place ? nullptr : workspace + layout.x_offset;
   for (int axis = 0; axis < 5; ++axis) {
     params.x_size[axis] = x_sizes[axis];
-    params.x_stride[axis] = x_strides[axis];
+    params.x_stride[axis] = strides[axis];
     params.weight_stride[axis] = p.weight_stride[axis];
   }
-  params.x_flat_stride = flat_stride(p.in_size, x_strides.v + 2);
+  params.x_flat_stride = flat_stride(p.in_size, strides.v + 2);
   params.x_dense = is_ndhwc(x_sizes, p.x_stride) && p.in_channels == layout.k_channels && p.x_alignment == kAccessBytes;
   params.weight = tensors.weight;
   params.filter = workspace;

@@ -9,12 +9,6 @@
 namespace convt3d::sm80 {
 namespace {
 
-// The most taps that a class has along an axis.
-int64_t taps_per_class(Problem const& p, int axis) {
-  int64_t const step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
-  return (p.kernel[axis] + step - 1) / step;
-}
-
 Status supported(Problem const& p, convt3d_device const& device, Message& message) {
   auto const no = [&](char const* what, int64_t value, char const* limit) {
     return message.fail(CONVT3D_NOT_SUPPORTED, "sm80: %s is %lld, the kernel takes %s", what,
@@ -34,19 +28,20 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
   }
   int64_t const k_channels = padded_channels(p.in_channels, bytes);
   int64_t const c_channels = padded_channels(p.out_channels, bytes);
+  int64_t class_taps = 1;
   for (int axis = 0; axis < 3; ++axis) {
     // Bounds that keep every coordinate of the iterators, and the products below, well inside 32 and 64 bits.
     for (int64_t v : {p.in_size[axis], output_size(p, axis), p.padding[axis], p.dilation[axis]}) {
       if (v > kMaxExtent) return no("a size, padding or dilation", v, "at most 2^20");
     }
-    int64_t const taps = taps_per_class(p, axis);
+    int64_t const tap_step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
+    int64_t const taps = (p.kernel[axis] + tap_step - 1) / tap_step;  // the most that a class has along the axis
     if (taps > kMaxTapsPerDim) return no("taps of a residue class along one dimension", taps, "at most 10");
+    class_taps *= taps;
   }
   int64_t const filter_elements = k_channels * c_channels * tap_count(p);
   if (filter_elements > kMaxInt) return no("the padded weight's element count", filter_elements, "less than 2^31");
   // The filter iterator forms the offset of its first row within a tile in 32 bits, and in bits.
-  int64_t class_taps = 1;
-  for (int axis = 0; axis < 3; ++axis) class_taps *= taps_per_class(p, axis);
   int64_t const row_bits = class_taps * c_channels * bytes * 8;
   if (row_bits > kMaxInt / kMaxTileK) {
     return no("taps of a residue class times output channels", class_taps * c_channels, "at most 2^31 bits in 32 rows");

@@ -18,6 +18,17 @@ CUTLASS_DEVICE float to_float(Element value) {
   return static_cast<float>(value);
 }
 
+// A thread block's tile as both epilogues see it; CUTLASS's callbacks get it in place of a problem shape.
+template <class Mma>
+struct TileContext {
+  ClassParams<Mma> const* cls;
+  typename Mma::IteratorA::Element const* x;
+  TailParams const* tail;
+  Row const* rows;  // shared memory, one entry per row of the tile
+  int row_begin;    // of the tile in the GEMM
+  int column_begin;
+};
+
 // act(acc + bias + add), or act(acc + bias) + add, over a fragment. The switch over the activation stands outside the
 // loop over elements.
 template <int kCount, class Values, class Bias, class Add>

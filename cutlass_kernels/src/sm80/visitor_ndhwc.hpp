@@ -13,17 +13,6 @@
 
 namespace convt3d::sm80 {
 
-// What the kernel passes to the callbacks in place of a problem shape.
-template <class Mma>
-struct TileContext {
-  ClassParams<Mma> const* cls;
-  typename Mma::IteratorA::Element const* x;
-  TailParams const* tail;
-  Row const* rows;  // shared memory, one entry per row of the tile
-  int row_begin;    // of the tile in the GEMM
-  int column_begin;
-};
-
 template <class Mma, class Element, class ThreadMap>
 struct NdhwcVisitor {
   static constexpr int kAccess = ThreadMap::kElementsPerAccess;
