@@ -6,12 +6,13 @@
 #pragma once
 
 #include "convt3d/activation.hpp"
-#include "convt3d/numerics.hpp"
+#include "sm90/element.hpp"
 #include "sm90/tile_scheduler.hpp"
 
 namespace convt3d::sm90 {
 
 /// The accumulator of one output: a plain fp32 loop over live taps, with the operands the tensor cores saw.
+template <class T>
 CUTLASS_DEVICE float plain_conv(MainloopParams const& m, ColdParams const& p, int n, int c, int od, int oh, int ow) {
   float sum = 0.f;
   for (int kd = 0; kd < p.kernel[0]; ++kd) {
@@ -23,11 +24,12 @@ CUTLASS_DEVICE float plain_conv(MainloopParams const& m, ColdParams const& p, in
       for (int kw = 0; kw < p.kernel[2]; ++kw) {
         int const w2 = ow + p.padding[2] - kw;
         if (w2 < 0 || w2 % 2 != 0 || w2 / 2 >= m.in_size[2]) continue;
-        float const* x = m.x + n * m.x_stride[0] + d2 / 2 * m.x_stride[2] + h2 / 2 * m.x_stride[3] + w2 / 2;
-        float const* w = p.weight + c * p.weight_stride[1] + kd * p.weight_stride[2] + kh * p.weight_stride[3] +
-                         kw * p.weight_stride[4];
+        T const* x = static_cast<T const*>(m.x) + n * m.x_stride[0] + d2 / 2 * m.x_stride[2] + h2 / 2 * m.x_stride[3] +
+                     w2 / 2 * m.x_stride[4];
+        T const* w = static_cast<T const*>(p.weight) + c * p.weight_stride[1] + kd * p.weight_stride[2] +
+                     kh * p.weight_stride[3] + kw * p.weight_stride[4];
         for (int i = 0; i < p.in_channels; ++i) {
-          sum += round_to_tf32(x[i * m.x_stride[1]]) * round_to_tf32(w[i * p.weight_stride[0]]);
+          sum += Element<T>::operand(x[i * m.x_stride[1]]) * Element<T>::operand(w[i * p.weight_stride[0]]);
         }
       }
     }
@@ -36,43 +38,47 @@ CUTLASS_DEVICE float plain_conv(MainloopParams const& m, ColdParams const& p, in
 }
 
 /// Recomputes the nans of one run of class `cls`; called by `threads` threads together.
+template <class T>
 CUTLASS_DEVICE void recompute_run(KernelParams const& params, int cls, int run, int thread, int threads) {
+  constexpr int kChannels = class_channels(sizeof(T));
   ColdParams const& p = params.cold;
   EpilogueParams const& e = params.epilogue;
   TileScheduler::Run const r = TileScheduler::decode(params.scheduler, run);
-  int const outputs = 2 * r.length * kClassChannels * 2 * kTileH * 2 * kTileW;
+  int const outputs = 2 * r.length * kChannels * 2 * kTileH * 2 * kTileW;
   for (int i = thread; i < outputs; i += threads) {
     int rest = i;
     int const ow = r.w * 2 * kTileW + rest % (2 * kTileW);
     rest /= 2 * kTileW;
     int const oh = r.h * 2 * kTileH + rest % (2 * kTileH);
     rest /= 2 * kTileH;
-    int const c = cls * kClassChannels + rest % kClassChannels;
-    int const od = 2 * r.d + rest / kClassChannels;
+    int const c = cls * kChannels + rest % kChannels;
+    int const od = 2 * r.d + rest / kChannels;
     if (ow >= p.out_size[2] || oh >= p.out_size[1] || od >= p.out_size[0] || c >= e.out_channels) continue;
-    float volatile* y =
-        p.y + r.n * p.y_stride[0] + c * p.y_stride[1] + od * p.y_stride[2] + oh * p.y_stride[3] + ow * p.y_stride[4];
-    float const seen = *y;
+    T* y = static_cast<T*>(p.y) + r.n * p.y_stride[0] + c * p.y_stride[1] + od * p.y_stride[2] + oh * p.y_stride[3] +
+           ow * p.y_stride[4];
+    float const seen = Element<T>::to_float(__ldcv(y));  // the copy engine wrote it: not from a cache of this SM
     if (seen == seen) continue;
-    float t = plain_conv(params.mainloop, p, r.n, c, od, oh, ow);
-    if (e.has_bias) t += e.bias[c * e.bias_stride];
+    float t = plain_conv<T>(params.mainloop, p, r.n, c, od, oh, ow);
+    if (e.has_bias) t += Element<T>::to_float(static_cast<T const*>(e.bias)[c * e.bias_stride]);
     float add = 0.f;
     if (p.has_add) {
-      add = p.add[r.n * p.add_stride[0] + c * p.add_stride[1] + od * p.add_stride[2] + oh * p.add_stride[3] +
-                  ow * p.add_stride[4]];
+      add = Element<T>::to_float(
+          static_cast<T const*>(p.add)[r.n * p.add_stride[0] + c * p.add_stride[1] + od * p.add_stride[2] +
+                                       oh * p.add_stride[3] + ow * p.add_stride[4]]);
     }
     if (!e.add_after) t += add;
     t = apply_activation(e.activation, t, e.negative_slope);
     if (e.add_after) t += add;
-    *y = t;
+    *y = Element<T>::from_float(t);
   }
 }
 
 /// After all stores of this CTA: the nans of every run it made.
-static __device__ __noinline__ void recompute(KernelParams const& params, int cls, int thread, int threads) {
+template <class T>
+__device__ __noinline__ void recompute(KernelParams const& params, int cls, int thread, int threads) {
   int32_t const volatile* owners = params.scheduler.owners + static_cast<int64_t>(cls) * params.scheduler.runs;
   for (int run = 0; run < params.scheduler.runs; ++run) {
-    if (owners[run] == 1 + static_cast<int>(blockIdx.x)) recompute_run(params, cls, run, thread, threads);
+    if (owners[run] == 1 + static_cast<int>(blockIdx.x)) recompute_run<T>(params, cls, run, thread, threads);
   }
 }
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // add and y. One ring of 8 KB units serves both: the load warp brings in units of `add` far ahead (TMA), a consumer
-// warp updates each in place, and the store warps write it to y from the same memory.
-//
-// A unit is what one warp computes of a tile: 4 channels x 16 whole output rows x 32 outputs, 2 KB contiguous per
-// channel. In shared memory its rows are ordered (oh mod 4, channel, oh / 4): then row = lane for the accumulators of
-// each H position of a thread, and with the 128-byte swizzle the 16-byte accesses of a warp never conflict.
+// warp updates each in place, and the store warps write it to y from the same memory. A unit is what one warp computes
+// of a tile; geometry.hpp has its layouts.
 #pragma once
+
+#include <type_traits>
 
 #include "convt3d/activation.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
+#include "sm90/element.hpp"
 #include "sm90/tile_scheduler.hpp"
 
 namespace convt3d::sm90 {
@@ -38,13 +38,27 @@ struct AnyTail {
   }
 };
 
-template <class Tail>
+template <class T, bool kChannelsLast, class Tail>
 struct CollectiveEpilogue {
   using Params = EpilogueParams;
+  static constexpr int kVector = Element<T>::kVector;
+  static constexpr int kParts = kChannelsLast || sizeof(T) == 2 ? 2 : 1;  // wgmmas of a tile: halves of M
+  static constexpr int kRegisters = kChannelsLast ? 2 * class_channels(sizeof(T)) : 64;  // accumulators of each
+  static constexpr int kRowBytes = kChannelsLast || sizeof(T) == 2 ? 64 : 128;
+  static constexpr int kMaps = kChannelsLast ? 2 : 4;  // where they are not merged
+  /// Reads of a unit before the arithmetic: as many as registers allow beside the accumulators.
+  static constexpr int kBatch = sizeof(T) == 4 ? (Tail::kAddAfterPossible ? 4 : 8) : (Tail::kAddAfterPossible ? 1 : 4);
+  /// Channels whose bias a thread holds.
+  static constexpr int kChannels = kChannelsLast ? kVector : kParts;
+  static constexpr int kChannelStep = kChannelsLast ? 1 : 4;
 
-  /// Where a unit lies in y: its first output, with the row given in fours.
+  CUTLASS_DEVICE static float value(void const* tensor, int64_t at) {
+    return Element<T>::to_float(static_cast<T const*>(tensor)[at]);
+  }
+
+  /// Where a unit lies in y: its first output. NCDHW: a is W, b is H / 4. NDHWC: a is W / 2, b is H.
   struct alignas(16) UnitBox {
-    int32_t w, h4, c, d, n, store, unused[2];
+    int32_t a, b, c, d, n, store, unused[2];
   };
 
   enum : int32_t { kSkip = 0, kStore = 1, kEnd = 2 };  // UnitBox::store
@@ -81,24 +95,42 @@ struct CollectiveEpilogue {
                                        UnitBox const& box) {
     auto* const barrier = reinterpret_cast<uint64_t*>(&full);
     constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    using Copy = cute::SM90_TMA_LOAD_5D;
     full.arrive_and_expect_tx(kUnitBytes);
     if (p.add_merged) {
-      cute::SM90_TMA_LOAD_5D::copy(&p.add_map[0], barrier, kHint, unit, box.w, box.h4, box.n * p.out_channels + box.c,
-                                   box.d, 0);
+      if constexpr (kChannelsLast) {
+        Copy::copy(&p.add_map[0], barrier, kHint, unit, box.c, box.a, box.b, box.n * p.out_depth + box.d, 0);
+      } else {
+        Copy::copy(&p.add_map[0], barrier, kHint, unit, box.a, box.b, box.n * p.out_channels + box.c, box.d, 0);
+      }
     } else {
-      for (int m = 0; m < 4; ++m) {
-        cute::SM90_TMA_LOAD_5D::copy(&p.add_map[m], barrier, kHint, unit + m * (kUnitBytes / 4), box.w, box.h4, box.c,
-                                     box.d, box.n);
+      for (int m = 0; m < kMaps; ++m) {
+        unsigned char* const part = unit + m * (kUnitBytes / kMaps);
+        if constexpr (kChannelsLast) {
+          Copy::copy(&p.add_map[m], barrier, kHint, part, box.c, box.a, box.b, box.d, box.n);
+        } else {
+          Copy::copy(&p.add_map[m], barrier, kHint, part, box.a, box.b, box.c, box.d, box.n);
+        }
       }
     }
   }
 
   CUTLASS_DEVICE static void store_unit(Params const& p, unsigned char* unit, UnitBox const& box) {
+    using Copy = cute::SM90_TMA_STORE_5D;
     if (p.y_merged) {
-      cute::SM90_TMA_STORE_5D::copy(&p.y_map[0], unit, box.w, box.h4, box.n * p.out_channels + box.c, box.d, 0);
+      if constexpr (kChannelsLast) {
+        Copy::copy(&p.y_map[0], unit, box.c, box.a, box.b, box.n * p.out_depth + box.d, 0);
+      } else {
+        Copy::copy(&p.y_map[0], unit, box.a, box.b, box.n * p.out_channels + box.c, box.d, 0);
+      }
     } else {
-      for (int m = 0; m < 4; ++m) {
-        cute::SM90_TMA_STORE_5D::copy(&p.y_map[m], unit + m * (kUnitBytes / 4), box.w, box.h4, box.c, box.d, box.n);
+      for (int m = 0; m < kMaps; ++m) {
+        unsigned char* const part = unit + m * (kUnitBytes / kMaps);
+        if constexpr (kChannelsLast) {
+          Copy::copy(&p.y_map[m], part, box.c, box.a, box.b, box.d, box.n);
+        } else {
+          Copy::copy(&p.y_map[m], part, box.a, box.b, box.c, box.d, box.n);
+        }
       }
     }
     cute::tma_store_arrive();
@@ -118,12 +150,20 @@ struct CollectiveEpilogue {
         for (int unit = 0; unit < kUnitsPerTile; ++unit) {
           if (tile == 0 && unit == kUnitsPerGroup) scheduler.publish();
           UnitBox box;
-          box.w = run.w * 2 * kTileW;
-          box.h4 = run.h * (kTileH / 2);
-          box.c = cls * kClassChannels + unit % kUnitsPerGroup * kUnitChannels;
+          int const warp = unit % kUnitsPerGroup;
+          if constexpr (kChannelsLast) {
+            box.a = run.w * kTileW;
+            box.b = run.h * 2 * kTileH + 4 * warp;
+            box.c = cls * class_channels(sizeof(T));
+          } else {
+            box.a = run.w * 2 * kTileW;
+            box.b = run.h * (kTileH / 2);
+            box.c = cls * class_channels(sizeof(T)) + warp * kVector;
+          }
           box.d = 2 * (run.d + tile) + unit / kUnitsPerGroup;
           box.n = run.n;
-          box.store = box.c < p.out_channels ? kStore : kSkip;
+          // In a merged map the plane after the last one is the next sample's.
+          box.store = box.c < p.out_channels && box.d < p.out_depth ? kStore : kSkip;
           shared.free[slot.slot].wait(slot.phase ^ 1);
           shared.box[slot.slot] = box;
           if (p.add_mode == AddMode::kTile && box.store == kStore) {
@@ -169,37 +209,130 @@ struct CollectiveEpilogue {
 
   // ---- consumer ----------------------------------------------------------------------------------------------
 
-  /// One warp's unit: unit += acc + bias, activation, in place; the two H positions of a thread's accumulators one
-  /// after the other. `flat_add` stands in for the unit's contents where add is not loaded.
+  /// The channel of a thread's first bias value; the `i`-th is kChannelStep * i further.
+  CUTLASS_DEVICE static int first_channel(int cls, int warp, int lane) {
+    if constexpr (kChannelsLast) {
+      return cls * class_channels(sizeof(T)) + lane % 4 * kVector;
+    } else {
+      return block_row_ncdhw(sizeof(T), cls, 0, warp % 4 * 16 + lane / 4).channel;
+    }
+  }
+
+  /// What stands in for a unit's contents where add is not loaded: for NDHWC the vector of a thread's channels, for
+  /// NCDHW a word that repeats the value of each of its channels.
+  struct FlatAdd {
+    uint32_t word[kChannelsLast ? 4 : kParts];
+  };
+
+  /// The values of sample `n`.
+  CUTLASS_DEVICE static FlatAdd flat_add(Params const& p, int classes, int n) {
+    FlatAdd flat{};
+    if (p.add_mode == AddMode::kPerChannel) {
+      // Registers are scarce where this is called: nothing may be kept for it.
+      int thread, cta;
+      asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+      asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
+      int const first = first_channel(cta % classes, thread / 32, thread % 32);
+      constexpr int kPerWord = kChannelsLast ? 4 / static_cast<int>(sizeof(T)) : 1;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kChannels; ++i) {
+        int const c = first + i * kChannelStep;
+        if (c >= p.out_channels) continue;
+        T const v = static_cast<T const*>(p.add)[n * p.add_stride[0] + c * p.add_stride[1]];
+        uint32_t const bits = Element<T>::bits(v);
+        flat.word[i / kPerWord] |= bits << (i % kPerWord * 16);
+        if (!kChannelsLast && sizeof(T) == 2) flat.word[i] |= bits << 16;
+      }
+    }
+    return flat;
+  }
+
+  /// One warp's unit: unit += acc + bias, activation, in place.
   CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, RingState slot,
-                                    int index, int lane, float bias, float flat_add, float const (&acc)[64]) {
+                                    int index, int lane, float const (&bias)[kChannels], FlatAdd const& flat,
+                                    float const (&acc)[kParts][kRegisters]) {
     wait_until_issued(shared, index);
     shared.full[slot.slot].wait(slot.phase);
-    unsigned char* const unit = ring + slot.slot * kUnitBytes + lane * 128;
-    int const swizzle = (lane & 7) << 4;
-    CUTLASS_PRAGMA_UNROLL
-    for (int b = 0; b < 2; ++b) {
-      unsigned char* const row = unit + b * (kUnitBytes / 2);
-      float4 v[8];
-      if (p.add_mode == AddMode::kTile) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int k = 0; k < 8; ++k) v[k] = *reinterpret_cast<float4 const*>(row + ((k << 4) ^ swizzle));
-      } else {
-        CUTLASS_PRAGMA_UNROLL
-        for (int k = 0; k < 8; ++k) v[k] = make_float4(flat_add, flat_add, flat_add, flat_add);
-      }
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < 8; ++k) {
-        // Accumulators of W position j: [4 j + 2 (W parity) + b].
-        v[k].x = tail(p, acc[8 * k + b] + bias, v[k].x);
-        v[k].y = tail(p, acc[8 * k + 2 + b] + bias, v[k].y);
-        v[k].z = tail(p, acc[8 * k + 4 + b] + bias, v[k].z);
-        v[k].w = tail(p, acc[8 * k + 6 + b] + bias, v[k].w);
-        *reinterpret_cast<float4*>(row + ((k << 4) ^ swizzle)) = v[k];
-      }
+    uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
+    if constexpr (kChannelsLast) {
+      update_ndhwc(p, unit, lane, bias, flat, acc);
+    } else {
+      update_ncdhw(p, unit, lane, bias, flat, acc);
     }
     __syncwarp();
     if (lane == 0) shared.ready[slot.slot].arrive();
+  }
+
+  /// Whole output rows, those of one H position after the other.
+  CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
+                                          FlatAdd const& flat, float const (&acc)[kParts][kRegisters]) {
+    constexpr int kChunks = kRowBytes / 16;
+    constexpr int kPerRow = kChunks / kBatch;
+    uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
+    int const swizzle = (kRowBytes == 128 ? lane & 7 : (lane >> 1) & 3) << 4;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 2 * kParts * kPerRow; ++i) {
+      int const b = i / (kParts * kPerRow);
+      int const part = i / kPerRow % kParts;
+      int const first = i % kPerRow * kBatch;
+      uint32_t const row = base + unit_row_ncdhw(sizeof(T), 0, b, part) * kRowBytes;
+      uint4 v[kBatch];
+      if (p.add_mode == AddMode::kTile) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int k = 0; k < kBatch; ++k) v[k] = load_shared(row + (((first + k) << 4) ^ swizzle));
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int k = 0; k < kBatch; ++k) {
+          v[k] = make_uint4(flat.word[part], flat.word[part], flat.word[part], flat.word[part]);
+        }
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < kBatch; ++k) {
+        float f[kVector];
+        Element<T>::unpack(v[k], f);
+        // Accumulators of output ow: [4 (ow / 2) + 2 (ow mod 2) + b].
+        CUTLASS_PRAGMA_UNROLL
+        for (int o = 0; o < kVector; ++o) {
+          f[o] = tail(p, acc[part][2 * (kVector * (first + k) + o) + b] + bias[part], f[o]);
+        }
+        store_shared(row + (((first + k) << 4) ^ swizzle), Element<T>::pack(f));
+      }
+    }
+  }
+
+  /// 16 bytes of channels of one output after the other.
+  CUTLASS_DEVICE static void update_ndhwc(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
+                                          FlatAdd const& flat, float const (&acc)[kParts][kRegisters]) {
+    uint32_t const base = unit + unit_row_ndhwc(lane, 0, 0, 0, 0) * kRowBytes + (((lane & 3) ^ ((lane >> 3) & 3)) << 4);
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kParts * 8; first += kBatch) {  // part, half, H parity, W parity
+      uint4 v[kBatch];
+      if (p.add_mode == AddMode::kTile) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kBatch; ++i) v[i] = load_shared(base + row_of(first + i) * kRowBytes);
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kBatch; ++i) v[i] = make_uint4(flat.word[0], flat.word[1], flat.word[2], flat.word[3]);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        int const half = (first + i) / 4 % 2;
+        int const parity = (first + i) % 4;
+        float f[kVector];
+        Element<T>::unpack(v[i], f);
+        // Column 8 j + 2 q + c mod 2 of the accumulator, j = (vector / 2) (parity) + c / 2; row `half`.
+        CUTLASS_PRAGMA_UNROLL
+        for (int c = 0; c < kVector; ++c) {
+          int const j = kVector / 2 * parity + c / 2;
+          f[c] = tail(p, acc[(first + i) / 8][4 * j + 2 * half + c % 2] + bias[c], f[c]);
+        }
+        store_shared(base + row_of(first + i) * kRowBytes, Element<T>::pack(f));
+      }
+    }
+  }
+
+  CUTLASS_DEVICE static constexpr int row_of(int index) {
+    return unit_row_ndhwc(0, index / 8, index / 4 % 2, index / 2 % 2, index % 2);
   }
 
   CUTLASS_DEVICE static float tail(Params const& p, float conv, float add) {

@@ -13,9 +13,7 @@ namespace convt3d::sm90 {
 constexpr size_t kSharedLimit = 227 * 1024;  // of one CTA on SM90
 constexpr size_t kBarrierBytes = 2048;       // SharedStorage of the kernel
 constexpr size_t kAlignmentBytes = 1024;     // lost to aligning the tiles
-constexpr size_t kWeightBlockBytes = kBlockM * 128;
-constexpr size_t kUnitBytes = kUnitChannels * 2 * kTileH * 2 * kTileW * 4;  // ring unit: 4 channels x 16 x 32 floats
-constexpr int kSmallestRing = 8;  // one tile; with half of it the loads of add no longer cover the latency
+constexpr int kSmallestRing = 8;             // one tile; with half of it the loads of add no longer cover the latency
 constexpr int kLargestRing = 24;
 
 struct Config {
@@ -26,7 +24,7 @@ struct Config {
 
 constexpr size_t shared_bytes(Problem const& p, int stages, int ring) {
   return kAlignmentBytes + class_blocks(p) * kWeightBlockBytes + kBarrierBytes +
-         static_cast<size_t>(stages) * slab(p).bytes * ceil_div(p.in_channels, 32) + ring * kUnitBytes;
+         static_cast<size_t>(stages) * slab(p).bytes * slab_count(p) + static_cast<size_t>(ring) * kUnitBytes;
 }
 
 constexpr Config choose_config(Problem const& p) {
@@ -34,7 +32,7 @@ constexpr Config choose_config(Problem const& p) {
   // Two planes in a row read three slices of x instead of four; longer runs scatter the tiles that are worked on at
   // one time over more of the tensor (measured on the reference: 1 / 2 / 4 in 0.604 / 0.572 / 0.586 ms). Short
   // problems keep the CTAs evenly busy instead.
-  int64_t const runs_of_two = tiling(p, 2).runs * class_count(p.out_channels);
+  int64_t const runs_of_two = tiling(p, 2).runs * class_count(p);
   c.run_length = runs_of_two >= 2048 ? 2 : 1;
   // A tile needs all its slices at once; a spare one only where it costs no ring.
   int const needed = window(p.kernel[0], p.padding[0]).count;
@@ -55,7 +53,7 @@ constexpr int kPrepareCtas = 384;
 
 constexpr Workspace workspace_layout(Problem const& p, Config const& c) {
   constexpr size_t kAlign = 128;
-  size_t const classes = class_count(p.out_channels);
+  size_t const classes = class_count(p);
   size_t const owners = classes * static_cast<size_t>(tiling(p, c.run_length).runs) * 4;
   Workspace w{};
   w.counters = 0;

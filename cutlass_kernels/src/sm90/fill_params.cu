@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
 #include <cstring>
 
 #include "sm90/launch.hpp"
@@ -11,49 +10,67 @@ using EncodeFunction = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_
                                     cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/// The driver's encoder of tensor maps, or null. A failure is not remembered: it may be an earlier error of the
-/// context.
 EncodeFunction encoder() {
-  static std::atomic<EncodeFunction> cached{nullptr};
-  if (EncodeFunction const known = cached.load(std::memory_order_acquire)) return known;
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) !=
-          cudaSuccess ||
-      result != cudaDriverEntryPointSuccess) {
-    return nullptr;
-  }
-  cached.store(reinterpret_cast<EncodeFunction>(found), std::memory_order_release);
-  return reinterpret_cast<EncodeFunction>(found);
+  static EncodeFunction const function = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess) {
+      f = nullptr;
+    }
+    return reinterpret_cast<EncodeFunction>(f);
+  }();
+  return function;
 }
 
-/// Whether one map over (W, H / 4, N C, D, H mod 4) describes the tensor.
+/// Whether one map describes the whole tensor. NCDHW: over (W, H / 4, N C, D, H mod 4). NDHWC: over
+/// (C, W / 2, H, N D, W mod 2).
 constexpr bool can_merge(Problem const& p, int64_t const* stride) {
-  return output_size(p, 1) % 4 == 0 && (p.batch == 1 || stride[0] == p.out_channels * stride[1]);
+  Size5 const shape = y_shape(p);
+  if (form(p).channels_last) return shape[4] % 2 == 0 && (shape[0] == 1 || stride[0] == shape[2] * stride[2]);
+  return shape[3] % 4 == 0 && (shape[0] == 1 || stride[0] == shape[1] * stride[1]);
 }
 
-/// Maps of a W-contiguous tensor with the shape of y whose boxes are ring units: one (merged), or one for each
-/// residue of the row modulo 4.
+constexpr CUtensorMapDataType kMapTypes[] = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                             CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};  // by convt3d_dtype
+
+/// Maps of a tensor with the shape of y whose boxes are ring units: one (merged), or one for each residue of the row
+/// modulo 4 (NCDHW) or of the column modulo 2 (NDHWC).
 bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t const* stride, bool merged) {
   Size5 const shape = y_shape(p);
+  Form const f = form(p);
   auto size = [](int64_t v) { return static_cast<cuuint64_t>(v); };
   // The stride of a dimension of size 1 is never used, but must be valid.
   auto bytes = [&](int64_t factor, int axis) {
-    return static_cast<cuuint64_t>(shape[axis] == 1 ? 16 : factor * stride[axis] * 4);
+    return static_cast<cuuint64_t>(shape[axis] == 1 ? 16 : factor * stride[axis] * f.element);
   };
   cuuint32_t const step[5] = {1, 1, 1, 1, 1};
-  EncodeFunction const encode = encoder();
-  if (encode == nullptr) return false;
-  for (int m = 0; m < (merged ? 1 : 4); ++m) {
-    int64_t const rows = merged ? shape[3] / 4 : (shape[3] - m + 3) / 4;
-    cuuint64_t const dims[5] = {size(shape[4]), size(rows), size(merged ? shape[0] * shape[1] : shape[1]),
-                                size(shape[2]), size(merged ? 4 : shape[0])};
-    cuuint64_t const strides[4] = {bytes(4, 3), bytes(1, 1), bytes(1, 2), merged ? bytes(1, 3) : bytes(1, 0)};
-    cuuint32_t const box[5] = {2 * kTileW, kTileH / 2, kUnitChannels, 1, merged ? 4u : 1u};
-    float const* first = static_cast<float const*>(base) + m * stride[3];
-    if (encode(&maps[m], CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<float*>(first), dims, strides, box, step,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+  // The axis that is split, by `ways`, and the one that N merges with.
+  int const split = f.channels_last ? 4 : 3;
+  int const ways = f.channels_last ? 2 : 4;
+  // Where a box's rows are 64 bytes, the other half of the line is wanted soon, by the next class or the next row.
+  bool const narrow = f.channels_last || f.element == 2;
+  for (int m = 0; m < (merged ? 1 : ways); ++m) {
+    auto const parts = size(merged ? shape[split] / ways : (shape[split] - m + ways - 1) / ways);
+    auto const last = static_cast<cuuint32_t>(merged ? ways : 1);
+    cuuint64_t const last_stride = merged ? bytes(1, split) : bytes(1, 0);
+    cuuint64_t const last_size = size(merged ? ways : shape[0]);
+    int64_t const n = merged ? shape[0] : 1;
+    cuuint64_t const plane = n > 1 ? static_cast<cuuint64_t>(stride[2] * f.element) : bytes(1, 2);  // even of one plane
+    cuuint64_t const dims_ncdhw[5] = {size(shape[4]), parts, size(n * shape[1]), size(shape[2]), last_size};
+    cuuint64_t const dims_ndhwc[5] = {size(shape[1]), parts, size(shape[3]), size(n * shape[2]), last_size};
+    cuuint64_t const strides_ncdhw[4] = {bytes(4, 3), bytes(1, 1), bytes(1, 2), last_stride};
+    cuuint64_t const strides_ndhwc[4] = {bytes(2, 4), bytes(1, 3), plane, last_stride};
+    cuuint32_t const box_ncdhw[5] = {2 * kTileW, kTileH / 2, static_cast<cuuint32_t>(f.vector()), 1, last};
+    cuuint32_t const box_ndhwc[5] = {static_cast<cuuint32_t>(class_channels(f.element)), kTileW, 4, 1, last};
+    auto const* first = static_cast<unsigned char const*>(base) + m * stride[split] * f.element;
+    if (encoder()(&maps[m], kMapTypes[p.dtype], 5, const_cast<unsigned char*>(first),
+                  f.channels_last ? dims_ndhwc : dims_ncdhw, f.channels_last ? strides_ndhwc : strides_ncdhw,
+                  f.channels_last ? box_ndhwc : box_ncdhw, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                  narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
       return false;
     }
   }
@@ -63,6 +80,7 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
 }  // namespace
 
 bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config const& c, convt3d_tensors const& t) {
+  Form const f = form(p);
   Slab const s = slab(p);
   Tiling const tiles = tiling(p, c.run_length);
   Size3 const out = output_size(p);
@@ -71,15 +89,13 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   auto* workspace = static_cast<unsigned char*>(t.workspace);
 
   MainloopParams& m = k.mainloop;
-  m.x = static_cast<float const*>(t.x);
-  int64_t const xs[4] = {p.x_stride[0], p.x_stride[1], p.x_stride[2], p.x_stride[3]};
-  m.vectorized = p.in_size[2] % 4 == 0 && p.x_alignment == 16;
-  for (int i = 0; i < 4; ++i) {
-    m.x_stride[i] = xs[i];
-    m.vectorized = m.vectorized && (xs[i] % 4 == 0 || x_shape(p)[i] == 1);
+  m.x = t.x;
+  m.vectorized = p.x_alignment == 16 && (f.channels_last || p.in_size[2] % f.vector() == 0);
+  int const fast = f.channels_last ? 1 : 4;  // the axis along which x is read
+  for (int i = 0; i < 5; ++i) {
+    m.x_stride[i] = i == fast ? 1 : p.x_stride[i];
+    m.vectorized = m.vectorized && (i == fast || p.x_stride[i] % f.vector() == 0 || x_shape(p)[i] == 1);
   }
-  m.in_quads = static_cast<int>(p.in_channels / 4);
-  m.channel_blocks = ceil_div(p.in_channels, 32);
   for (int axis = 0; axis < 3; ++axis) {
     Window const win = window(p.kernel[axis], p.padding[axis]);
     m.in_size[axis] = static_cast<int>(p.in_size[axis]);
@@ -91,19 +107,23 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   m.slab_pitch = s.pitch;
   m.slab_columns = s.columns;
   m.slab_bytes = s.bytes;
-  // W quads that hold needed columns. With one W tile those outside the tensor are never written: zeroed once.
-  m.quad_lo = m.window_lo[2] < 0 ? -ceil_div(-m.window_lo[2], 4) : m.window_lo[2] / 4;
-  int quad_end = ceil_div(kTileW + m.window_lo[2] + window(p.kernel[2], p.padding[2]).count - 1, 4);
+  m.stage_bytes = s.bytes * slab_count(p);
+  m.groups = static_cast<int>(p.in_channels) / f.vector();
+  m.rows = f.channels_last ? s.columns : s.pitch;
+  // W positions to fetch, of NCDHW in whole vectors where possible. With one W tile those outside the tensor are never
+  // written: they are zeroed once.
+  int const unit = f.channels_last || !m.vectorized ? 1 : f.vector();
+  int lo = m.window_lo[2];
+  int end = kTileW + m.window_lo[2] + window(p.kernel[2], p.padding[2]).count - 1;
   if (tiles.tiles_w == 1) {
-    m.quad_lo = m.quad_lo < 0 ? 0 : m.quad_lo;
-    int const end = ceil_div(p.in_size[2], 4);
-    quad_end = quad_end < end ? quad_end : end;
+    lo = lo < 0 ? 0 : lo;
+    end = end < p.in_size[2] ? end : static_cast<int>(p.in_size[2]);
   }
-  m.quads = quad_end - m.quad_lo;
+  m.fetch_lo = lo < 0 ? -ceil_div(-lo, unit) * unit : lo / unit * unit;
+  m.fetch_count = end > m.fetch_lo ? ceil_div(end - m.fetch_lo, unit) : 1;
   m.stages = c.stages;
-  m.b_stride_units = static_cast<uint32_t>(s.pitch * 128 / 16);
-  m.divide_quads = cutlass::FastDivmod(m.quads);
-  m.divide_pitch = cutlass::FastDivmod(m.slab_pitch);
+  m.divide_fastest = cutlass::FastDivmod(f.channels_last ? m.groups : m.fetch_count);
+  m.divide_second = cutlass::FastDivmod(f.channels_last ? m.fetch_count : m.rows);
   m.depth_count = window(p.kernel[0], p.padding[0]).count;
   m.weights = workspace + layout.weights;
   m.weight_blocks = blocks;
@@ -115,10 +135,7 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
     DeviceProgram& d = m.program[group];
     d.first_block = first;
     for (int i = 0; i < kMaxWindow; ++i) d.slice_end[i] = program.slice_end[i];
-    for (int i = 0; i < program.count; ++i) {
-      Block const& b = program.block[i];
-      d.b_offset[i] = (b.channel_block * s.bytes + (b.delta[2] * s.pitch + b.delta[1]) * 128) / 16;
-    }
+    for (int i = 0; i < program.count; ++i) d.operand_offset[i] = operand_offset(p, program.block[i]);
     first += program.count;
   }
 
@@ -132,10 +149,10 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
     e.add_merged = can_merge(p, p.add_stride);
     if (!encode_units(e.add_map, p, t.add, p.add_stride, e.add_merged)) return false;
   }
-  e.add = static_cast<float const*>(t.add);
+  e.add = t.add;
   e.add_stride[0] = add_stride[0];
   e.add_stride[1] = add_stride[1];
-  e.bias = static_cast<float const*>(t.bias);
+  e.bias = t.bias;
   e.bias_stride = p.bias_stride;
   e.has_bias = p.has_bias;
   e.activation = p.activation;
@@ -143,11 +160,12 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   e.negative_slope = p.negative_slope;
   e.ring = c.ring;
   e.out_channels = static_cast<int>(p.out_channels);
+  e.out_depth = static_cast<int>(out[0]);
 
   SchedulerParams& sp = k.scheduler;
   sp.counters = reinterpret_cast<int32_t*>(workspace + layout.counters);
   sp.owners = reinterpret_cast<int32_t*>(workspace + layout.owners);
-  sp.classes = class_count(p.out_channels);
+  sp.classes = class_count(p);
   sp.runs = static_cast<int>(tiles.runs);
   sp.run_length = c.run_length;
   sp.pairs_d = tiles.pairs[0];
@@ -156,9 +174,9 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   sp.divide_runs_d = cutlass::FastDivmod(tiles.runs_d);
 
   ColdParams& cold = k.cold;
-  cold.y = static_cast<float*>(t.y);
-  cold.add = static_cast<float const*>(t.add);
-  cold.weight = static_cast<float const*>(t.weight);
+  cold.y = t.y;
+  cold.add = t.add;
+  cold.weight = t.weight;
   for (int i = 0; i < 5; ++i) {
     cold.y_stride[i] = p.y_stride[i];
     cold.add_stride[i] = add_stride[i];
@@ -169,8 +187,9 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   cold.weight_suspect = reinterpret_cast<int32_t const*>(workspace + layout.suspects);
   cold.weight_suspects = kPrepareCtas;
 
-  w.weight = static_cast<float const*>(t.weight);
+  w.weight = t.weight;
   w.out_channels = static_cast<int>(p.out_channels);
+  w.channels_last = f.channels_last;
   w.classes = sp.classes;
   w.blocks = blocks;
   w.image = workspace + layout.weights;

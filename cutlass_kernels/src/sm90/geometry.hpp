@@ -13,13 +13,25 @@
 
 namespace convt3d::sm90 {
 
-// Tile of one accumulator: 16 x 8 input positions (W x H). One 8-row core matrix runs along H, so that a thread
-// holds whole output rows, and a row of shared memory is one row of 32 outputs along W.
+// Tile of x that a CTA multiplies at one time: 16 x 8 positions (W x H), and 32 x 16 outputs of each D parity.
 constexpr int kTileW = 16;
 constexpr int kTileH = 8;
-constexpr int kBlockM = 64;     // rows of one wgmma: 16 output channels times H and W parities
 constexpr int kMaxWindow = 3;   // deltas per axis: 1 for k = 2, p = 0; 2 for k = 3; up to 3 for k = 4
 constexpr int kMaxBlocks = 24;  // weight blocks of one accumulator group that can be resident
+
+/// What decides the split of the work besides the sizes: the memory format of the tensors, and bytes per element.
+struct Form {
+  bool channels_last;
+  int element;
+
+  /// Elements in 16 bytes, the unit of shared memory.
+  constexpr int vector() const { return 16 / element; }
+};
+
+/// Channels-last where neighbouring channels of y are neighbours in memory. (Outputs along W are at least two.)
+constexpr Form form(Problem const& p) {
+  return {p.out_channels > 1 && p.y_stride[1] == 1 && p.y_stride[4] != 1, element_bytes(p)};
+}
 
 struct Window {
   int lo;
@@ -46,30 +58,63 @@ constexpr Window window(int64_t kernel, int64_t padding) {
 
 constexpr int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-// Work split. A CTA keeps the weights of one class, 16 output channels, and computes all eight parities of them:
-// consumer group g the D parity g, and the 64 rows of its accumulator the H and W parities of the channels. All CTAs
-// are alike, so they stay in step and share x in L2 (classes of one D parity each multiply fewer zeros, but drift
-// apart; measured no faster).
-constexpr int kClassChannels = 16;
-constexpr int kGroups = 2;        // consumer warpgroups
-constexpr int kUnitChannels = 4;  // of one warp
+// Work split. A CTA keeps the weights of one class, the output channels that fill 64 bytes, and computes all eight
+// parities of them: consumer group g the D parity g, and its accumulators the H and W parities of the channels. All
+// CTAs are alike, so they stay in step and share x in L2 (classes of one D parity each multiply fewer zeros, but
+// drift apart; measured no faster). In bytes, a class, its weights and its outputs are the same for every type.
+constexpr int kClassBytes = 64;
+constexpr int kGroups = 2;  // consumer warpgroups
 
-constexpr int class_count(int64_t out_channels) { return ceil_div(out_channels, kClassChannels); }
+CONVT3D_HOST_DEVICE constexpr int class_channels(int element) { return kClassBytes / element; }
 
-/// What row `row` of a weight block multiplies in class `cls` and group `group`. Rows r and r + 8 of a warp's 16 meet
-/// in one thread, so they are the two W parities: four neighbouring outputs per thread.
+constexpr int class_count(Problem const& p) { return ceil_div(p.out_channels, class_channels(element_bytes(p))); }
+
+/// Rows of a weight block: class channels times H and W parities; 64 for fp32, 128 for 16-bit types.
+CONVT3D_HOST_DEVICE constexpr int block_rows(int element) { return 4 * class_channels(element); }
+
+/// What row `row` of a weight block multiplies in class `cls` and group `group`.
 struct BlockRow {
   int channel;
   int parity[3];
 };
 
-CONVT3D_HOST_DEVICE constexpr BlockRow block_row(int cls, int group, int row) {
-  int const warp = row / 16;
+/// NCDHW: the weights are wgmma's A, 64 rows at a time. Rows r and r + 8 of a warp's 16 meet in one thread, so they
+/// are the two W parities: neighbouring outputs along W. A warp has neighbouring channels.
+CONVT3D_HOST_DEVICE constexpr BlockRow block_row_ncdhw(int element, int cls, int group, int row) {
+  int const channels = class_channels(element);
+  int const part = row / 64;
+  int const warp = row % 64 / 16;
   int const r = row % 8;
-  return {cls * kClassChannels + warp * kUnitChannels + r % 4, {group, r / 4, (row / 8) % 2}};
+  return {cls * channels + warp * (channels / 4) + part * 4 + r % 4, {group, r / 4, (row / 8) % 2}};
 }
 
-/// One 64 x 32 weight block: the input offset it applies to. Blocks of a slice (one D delta) are neighbours.
+/// NDHWC: the weights are wgmma's B, and thread q of four holds columns 8 j + 2 q and 8 j + 2 q + 1. These are, for
+/// each H and W parity in turn, the channels of 16 neighbouring bytes.
+CONVT3D_HOST_DEVICE constexpr BlockRow block_row_ndhwc(int element, int cls, int group, int row) {
+  int const channels = class_channels(element);
+  int const j = row / 8;
+  int const per_parity = channels / 8;
+  int const parity = j / per_parity;
+  return {cls * channels + row % 8 / 2 * (channels / 4) + j % per_parity * 2 + row % 2,
+          {group, parity / 2, parity % 2}};
+}
+
+CONVT3D_HOST_DEVICE constexpr BlockRow block_row(bool channels_last, int element, int cls, int group, int row) {
+  return channels_last ? block_row_ndhwc(element, cls, group, row) : block_row_ncdhw(element, cls, group, row);
+}
+
+/// Bytes from the start of a weight block's image to row `row`, input channel `k` of 32: rows of 128 bytes with the
+/// 128-byte swizzle for fp32, of 64 bytes with the 64-byte swizzle for 16-bit types. 8 KB either way.
+constexpr int kWeightBlockBytes = 8192;
+
+CONVT3D_HOST_DEVICE constexpr int weight_offset(int element, int row, int k) {
+  int const chunk = k * element / 16;
+  int const swizzled = element == 4 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
+  return row * 32 * element + swizzled * 16 + k * element % 16;
+}
+
+/// One weight block, for 32 input channels: the input offset it applies to. Blocks of a slice (one D delta) are
+/// neighbours.
 struct Block {
   int delta[3];
   int channel_block;  // 32 input channels
@@ -108,17 +153,55 @@ constexpr GroupProgram group_program(Problem const& p, int group) {
 /// Weight blocks of a class, of both groups.
 constexpr int class_blocks(Problem const& p) { return group_program(p, 0).count + group_program(p, 1).count; }
 
-/// Shared-memory image of x for one D plane: rows of 128 bytes (32 channels), H fastest, `pitch` rows per W.
+/// Shared-memory image of x for one D plane: rows of 128 bytes of channels (32 of fp32, 64 of 16-bit types) with the
+/// 128-byte swizzle; more channels are more slabs. The eight rows of a core matrix are neighbours along H for NCDHW
+/// (then a thread's accumulators are whole output rows), along W for NDHWC (then they are whole channel runs).
 struct Slab {
-  int pitch;    // rows: kTileH + halo
-  int columns;  // W positions: kTileW + halo
-  int bytes;    // of one 32-channel slab and a row to dump into, a multiple of 1024: a slab starts a swizzle atom
+  int pitch;    // positions along the fast axis, with halo
+  int columns;  // positions along the other
+  int bytes;    // with a row to dump into, a multiple of 1024: a slab starts a swizzle atom
 };
 
 constexpr Slab slab(Problem const& p) {
-  int const pitch = kTileH + window(p.kernel[1], p.padding[1]).count - 1;
-  int const columns = kTileW + window(p.kernel[2], p.padding[2]).count - 1;
-  return {pitch, columns, ceil_div((pitch * columns + 1) * 128, 1024) * 1024};
+  int const h = kTileH + window(p.kernel[1], p.padding[1]).count - 1;
+  int const w = kTileW + window(p.kernel[2], p.padding[2]).count - 1;
+  bool const last = form(p).channels_last;
+  return {last ? w : h, last ? h : w, ceil_div((h * w + 1) * 128, 1024) * 1024};
+}
+
+/// Slabs of one D plane.
+constexpr int slab_count(Problem const& p) { return ceil_div(p.in_channels * element_bytes(p), 128); }
+
+/// Bytes from the start of a stage to where position (h, w) of the slab has vector `group` of its channels.
+CONVT3D_HOST_DEVICE constexpr int slab_offset(int row, int group, int slab_bytes) {
+  return group / 8 * slab_bytes + row * 128 + (((group ^ row) & 7) << 4);
+}
+
+/// 16-byte units from the start of a stage to the operand that block `b` multiplies: a shifted view of a slab.
+constexpr int operand_offset(Problem const& p, Block const& b) {
+  Slab const s = slab(p);
+  bool const last = form(p).channels_last;
+  int const row = last ? b.delta[1] * s.pitch + b.delta[2] : b.delta[2] * s.pitch + b.delta[1];
+  int const byte = b.channel_block * 32 * element_bytes(p);
+  return (byte / 128 * s.bytes + row * 128 + byte % 128) / 16;
+}
+
+// Ring units: what one warp computes of a tile, 8 KB. In shared memory a unit is rows of 64 or 128 bytes, ordered so
+// that neighbouring lanes have neighbouring rows; with the swizzle of that width, 16-byte accesses never conflict.
+constexpr int kUnitBytes = 8192;
+
+/// NCDHW: class channels / 4 channels x 16 whole output rows x 32 outputs, rows along W, ordered (oh mod 4, channel,
+/// oh / 4). The row of a lane's accumulators of H position 2 (lane % 4) + b, weight rows 64 * part and on.
+CONVT3D_HOST_DEVICE constexpr int unit_row_ncdhw(int element, int lane, int b, int part) {
+  int const channels = class_channels(element) / 4;
+  int const channel = part * 4 + lane / 4 % 4;
+  return ((2 * b + lane / 16) * channels + channel) * 4 + lane % 4;
+}
+
+/// NDHWC: 4 output rows x 32 outputs x the class's channels, rows of channels, ordered (ow mod 2, oh, ow / 2). The row
+/// of a lane's accumulators of W half `part`, H position 2 * warp + half and parities (ph, pw).
+CONVT3D_HOST_DEVICE constexpr int unit_row_ndhwc(int lane, int part, int half, int ph, int pw) {
+  return pw * 64 + (2 * half + ph) * 16 + part * 8 + lane / 4;
 }
 
 /// Tiles: `pairs` output pairs per axis, cut into (depth runs, H tiles, W tiles) per sample.

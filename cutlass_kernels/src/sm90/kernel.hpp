@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sm90 kernel: persistent CTAs of four warpgroups. Two consumers (one accumulator group each: a D or an H
-// parity) multiply and finish the outputs; the third brings x into shared memory; the fourth has one warp that
+// The sm90 kernel: persistent CTAs of four warpgroups. Two consumers (one D parity
+// each) multiply and finish the outputs; the third brings x into shared memory; the fourth has one warp that
 // schedules and loads (add, weights) and three that store y.
 #pragma once
 
@@ -13,15 +13,19 @@
 
 namespace convt3d::sm90 {
 
-template <class Tail>
+template <class T, bool kChannelsLast, class Tail>
 struct Kernel {
-  using Mainloop = CollectiveMainloop;
-  using Epilogue = CollectiveEpilogue<Tail>;
+  using Mainloop = CollectiveMainloop<T, kChannelsLast>;
+  using Epilogue = CollectiveEpilogue<T, kChannelsLast, Tail>;
+  using Accumulators = typename Mainloop::Accumulators;
 
+  // Registers of a thread, 65536 in all: 16-bit types have twice the accumulators and half the bytes of x. Found by
+  // compiling: the nearest multiples of eight without spills in any role.
   static constexpr int kThreads = (kGroups + 2) * 128;
-  static constexpr int kConsumerRegisters = 144;
-  static constexpr int kLoaderRegisters = 168;
-  static constexpr int kIoRegisters = 56;
+  static constexpr int kConsumerRegisters = sizeof(T) == 4 ? (kChannelsLast ? 136 : 144) : kChannelsLast ? 176 : 168;
+  static constexpr int kIoRegisters = sizeof(T) == 4 ? 48 : 32;
+  static constexpr int kLoaderRegisters = 512 - kGroups * kConsumerRegisters - kIoRegisters;
+  static_assert(128 * (kGroups * kConsumerRegisters + kLoaderRegisters + kIoRegisters) <= 65536);
 
   struct SharedStorage {
     typename Mainloop::SharedStorage mainloop;
@@ -38,7 +42,7 @@ struct Kernel {
     unsigned char* smem = dynamic_smem + ((1024 - (cute::cast_smem_ptr_to_uint(dynamic_smem) & 1023)) & 1023);
     unsigned char* weights = smem;
     unsigned char* stages = weights + params.mainloop.weight_blocks * kWeightBlockBytes;
-    int const stage_bytes = Mainloop::stage_bytes(params.mainloop) * params.mainloop.stages;
+    int const stage_bytes = params.mainloop.stage_bytes * params.mainloop.stages;
     unsigned char* ring = stages + stage_bytes;
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ring + params.epilogue.ring * kUnitBytes);
 
@@ -76,8 +80,8 @@ struct Kernel {
     } else if (warp >= kGroups * 4) {
       cutlass::arch::warpgroup_reg_alloc<kLoaderRegisters>();
       auto flag = [&] { *static_cast<int32_t volatile*>(&shared.suspect) = 1; };
-      Mainloop::load(params.mainloop, params.scheduler, shared.mainloop, shared.scheduler, stages,
-                     thread - kGroups * 128, flag);
+      Mainloop::Loader::load(params.mainloop, params.scheduler, shared.mainloop.full, shared.mainloop.empty,
+                             shared.scheduler, stages, thread - kGroups * 128, flag);
       __syncwarp();
       if (cutlass::canonical_lane_idx() == 0) shared.epilogue.stored.arrive();
     } else {
@@ -94,12 +98,16 @@ struct Kernel {
     int const group = warp / 4;
     DeviceProgram const& program = m.program[group];
 
-    int const channel = block_row(cls, group, warp % 4 * 16 + lane / 4).channel;
-    bool const exists = channel < e.out_channels;
-    float const bias = e.has_bias && exists ? e.bias[channel * e.bias_stride] : 0.f;
+    int const first_channel = Epilogue::first_channel(cls, warp, lane);
+    float bias[Epilogue::kChannels];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Epilogue::kChannels; ++i) {
+      int const channel = first_channel + i * Epilogue::kChannelStep;
+      bias[i] = e.has_bias && channel < e.out_channels ? Epilogue::value(e.bias, channel * e.bias_stride) : 0.f;
+    }
 
-    uint64_t const a_base = Mainloop::descriptor(weights + program.first_block * kWeightBlockBytes, (8 * 128) >> 4);
-    uint64_t const b_base = Mainloop::descriptor(stages, m.b_stride_units);
+    uint64_t const weight_base = Mainloop::weights_descriptor(weights + program.first_block * kWeightBlockBytes);
+    uint64_t const x_base = Mainloop::positions_descriptor(m, stages);
 
     TileScheduler::Consumer scheduler{shared.scheduler, {}};
     RingState stage;
@@ -113,17 +121,14 @@ struct Kernel {
       int const number = scheduler.fetch();
       if (number == TileScheduler::kEnd) break;
       TileScheduler::Run const run = TileScheduler::decode(params.scheduler, number);
-      float flat_add = 0.f;
-      if (e.add_mode == AddMode::kPerChannel && exists) {
-        flat_add = e.add[run.n * e.add_stride[0] + channel * e.add_stride[1]];
-      }
+      typename Epilogue::FlatAdd const flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
       for (int tile = 0; tile < run.length; ++tile) {
-        float acc[Mainloop::kAccumulators];
-        Mainloop::mma(m, program, shared.mainloop, a_base, b_base, stage, acc);
+        Accumulators acc;
+        Mainloop::mma(m, program, shared.mainloop, weight_base, x_base, stage, acc);
         // The next tile of the run needs all slices but the first; the end of the run needs none.
         int const release = tile + 1 < run.length ? 1 : m.depth_count;
         Mainloop::template release<true>(m, program, shared.mainloop, stage, release, lane);
-        Epilogue::update(e, shared.epilogue, ring, unit, index, lane, bias, flat_add, acc);
+        Epilogue::update(e, shared.epilogue, ring, unit, index, lane, bias, flat, acc);
         Mainloop::template release<false>(m, program, shared.mainloop, stage, release, lane);
         stage.advance(release, m.stages);
         unit.advance(kUnitsPerTile, e.ring);
@@ -137,14 +142,14 @@ struct Kernel {
     for (int i = 0; i < params.cold.weight_suspects; ++i) suspect = suspect || params.cold.weight_suspect[i] != 0;
     if (suspect) {
       asm volatile("fence.proxy.async;" ::: "memory");
-      recompute(params, cls, threadIdx.x, kGroups * 128);
+      recompute<T>(params, cls, threadIdx.x, kGroups * 128);
     }
   }
 };
 
-template <class Tail>
-__global__ void __launch_bounds__(Kernel<Tail>::kThreads, 1) kernel(__grid_constant__ KernelParams const params) {
-  Kernel<Tail>::run(params);
+template <class T, bool kChannelsLast, class Tail>
+__global__ void __launch_bounds__((kGroups + 2) * 128, 1) kernel(__grid_constant__ KernelParams const params) {
+  Kernel<T, kChannelsLast, Tail>::run(params);
 }
 
 }  // namespace convt3d::sm90

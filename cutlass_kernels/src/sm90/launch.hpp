@@ -14,6 +14,8 @@ namespace convt3d::sm90 {
 bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config const& c, convt3d_tensors const& t);
 
 /// Enqueue the main kernel on `ctas` CTAs, as the programmatic dependent of prepare_weights.
-cudaError_t launch_ncdhw_tf32(KernelParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream);
+using Launch = cudaError_t(KernelParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream);
+Launch launch_ncdhw_tf32, launch_ncdhw_f16, launch_ncdhw_bf16;
+Launch launch_ndhwc_tf32, launch_ndhwc_f16, launch_ndhwc_bf16;
 
 }  // namespace convt3d::sm90

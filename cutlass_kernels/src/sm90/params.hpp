@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the host hands to the sm90 kernel: plain data, filled in launch.cu, read-only on the device.
+// What the host hands to the sm90 kernel: plain data, filled in fill_params.cu, read-only on the device.
 #pragma once
 
 #include <cuda.h>
@@ -20,33 +20,28 @@ constexpr int kScheduleSlots = 4;
 constexpr int kLoaderWarps = 4;  // bring x into shared memory
 constexpr int kStoreWarps = 3;   // store finished units to y
 
-/// Magnitudes from 2^60 on may make a sum non-finite; they mark a run for the cold path.
-constexpr uint32_t kSuspectBits = (127u + 60u) << 23;
-constexpr float kSuspect = 1152921504606846976.f;
-
 /// The blocks of one group, as the consumer reads them.
 struct DeviceProgram {
   int32_t first_block;  // in the class's weight image
   int32_t slice_end[kMaxWindow];
-  int32_t b_offset[kMaxBlocks];  // 16-byte units from the start of a stage
+  int32_t operand_offset[kMaxBlocks];  // 16-byte units from the start of a stage
 };
 
 struct MainloopParams {
-  float const* x;
-  int64_t x_stride[4];  // N, C, D, H in elements (W is 1)
+  void const* x;
+  int64_t x_stride[5];  // N, C, D, H, W in elements
   int32_t in_size[3];
-  int32_t in_quads;  // input channels / 4
-  int32_t channel_blocks;
-  int32_t vectorized;  // x rows can be read in 16-byte pieces
+  int32_t vectorized;  // x can be read in pieces of 16 bytes
   int32_t window_lo[3];
   int32_t depth_count;  // D planes of x that a tile needs
-  int32_t slab_pitch, slab_columns, slab_bytes;
-  int32_t quad_lo, quads;  // groups of four W positions that the loader fetches, relative to the tile
+  int32_t slab_pitch, slab_columns, slab_bytes, stage_bytes;
+  // What the loader fetches of a D plane: `groups` of 16 bytes of channels, every H row of the slab, and along W the
+  // range [fetch_lo, fetch_lo + fetch_count) relative to the tile; in 16-byte vectors of W positions for NCDHW.
+  int32_t groups, rows, fetch_lo, fetch_count;
   int32_t stages;
-  uint32_t b_stride_units;  // 16-byte units between 8-row groups of B
-  cutlass::FastDivmod divide_quads, divide_pitch;
-  unsigned char const* weights;  // prepared images, one per class
-  int32_t weight_blocks;         // per class, of both groups
+  cutlass::FastDivmod divide_fastest, divide_second;  // of an item's index
+  unsigned char const* weights;                       // prepared images, one per class
+  int32_t weight_blocks;                              // per class, of both groups
   DeviceProgram program[kGroups];
 };
 
@@ -58,20 +53,21 @@ enum class AddMode : int32_t {
 };
 
 struct EpilogueParams {
-  // One map over (W, H / 4, N C, D, H mod 4) where the tensor allows it (`merged`), otherwise one map over
-  // (W, H / 4, C, D, N) for each H mod 4.
+  // Maps whose boxes are units. NCDHW: one over (W, H / 4, N C, D, H mod 4) where the tensor allows it (`merged`),
+  // otherwise one over (W, H / 4, C, D, N) for each H mod 4. NDHWC: one over (C, W / 2, H, N D, W mod 2), or two
+  // over (C, W / 2, H, D, N).
   CUtensorMap add_map[4];
   CUtensorMap y_map[4];
   int32_t add_merged, y_merged;
   AddMode add_mode;
-  float const* add;
+  void const* add;
   int64_t add_stride[2];  // N, C; for kPerChannel
-  float const* bias;
+  void const* bias;
   int64_t bias_stride;
   int32_t has_bias, activation, add_after;
   float negative_slope;
   int32_t ring;  // units
-  int32_t out_channels;
+  int32_t out_channels, out_depth;
 };
 
 struct SchedulerParams {
@@ -84,9 +80,9 @@ struct SchedulerParams {
 
 /// What the cold path needs to recompute an output from the definition.
 struct ColdParams {
-  float* y;
-  float const* add;
-  float const* weight;
+  void* y;
+  void const* add;
+  void const* weight;
   int64_t y_stride[5], add_stride[5], weight_stride[5];
   int32_t out_size[3], kernel[3], padding[3];
   int32_t in_channels, has_add;

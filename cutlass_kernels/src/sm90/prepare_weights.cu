@@ -1,11 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "convt3d/numerics.hpp"
 #include "sm90/dependent_launch.hpp"
+#include "sm90/element.hpp"
 #include "sm90/weights.hpp"
 
 namespace convt3d::sm90 {
 namespace {
+
+/// The bits that the tensor cores read.
+__device__ uint32_t operand_bits(float v) { return round_bits_to_tf32(__float_as_uint(v)); }
+template <class T>
+__device__ uint16_t operand_bits(T v) {
+  return static_cast<uint16_t>(Element<T>::bits(v));
+}
+
+template <class T>
 __global__ void write_images(__grid_constant__ WeightParams const p) {
+  constexpr int kElement = sizeof(T);
+  constexpr int kRows = block_rows(kElement);
   let_next_kernel_start();
   int64_t const index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   int64_t const threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -13,19 +24,18 @@ __global__ void write_images(__grid_constant__ WeightParams const p) {
   for (int64_t i = index; i < p.owner_count; i += threads) p.owners[i] = 0;
 
   bool suspect = false;
-  int64_t const elements = static_cast<int64_t>(p.classes) * p.blocks * kBlockM * 32;
+  int64_t const elements = static_cast<int64_t>(p.classes) * p.blocks * kRows * 32;
   for (int64_t i = index; i < elements; i += threads) {
     int const k = static_cast<int>(i % 32);
-    int const row = static_cast<int>(i / 32 % kBlockM);
-    int64_t const rest = i / 32 / kBlockM;
+    int const row = static_cast<int>(i / 32 % kRows);
+    int64_t const rest = i / 32 / kRows;
     int const slot = static_cast<int>(rest % p.blocks);
     int const cls = static_cast<int>(rest / p.blocks);
     int const group = slot >= p.program[0].count ? 1 : 0;
     GroupProgram const& program = p.program[group];
     int const at = group == 0 ? slot : slot - p.program[0].count;
-    uint32_t bits = 0;
     Block const& block = program.block[at];
-    BlockRow const target = block_row(cls, group, row);
+    BlockRow const target = block_row(p.channels_last, kElement, cls, group, row);
     int const in_channel = block.channel_block * 32 + k;
     bool live = target.channel < p.out_channels && in_channel < p.in_channels;
     int64_t offset = in_channel * p.weight_stride[0] + target.channel * p.weight_stride[1];
@@ -34,13 +44,14 @@ __global__ void write_images(__grid_constant__ WeightParams const p) {
       live = live && tap >= 0 && tap < p.kernel[axis];
       offset += tap * p.weight_stride[2 + axis];
     }
+    decltype(operand_bits(T{})) bits = 0;
     if (live) {
-      bits = __float_as_uint(p.weight[offset]);
-      if ((bits & 0x7fffffffu) >= kSuspectBits) suspect = true;
-      bits = round_bits_to_tf32(bits);
+      T const value = static_cast<T const*>(p.weight)[offset];
+      suspect = suspect || Element<T>::suspect(value);
+      bits = operand_bits(value);
     }
-    unsigned char* block_image = p.image + rest * kWeightBlockBytes;
-    *reinterpret_cast<uint32_t*>(block_image + row * 128 + (((k / 4) ^ (row & 7)) << 4) + (k % 4) * 4) = bits;
+    unsigned char* const image = p.image + rest * kWeightBlockBytes;
+    *reinterpret_cast<decltype(bits)*>(image + weight_offset(kElement, row, k)) = bits;
   }
   int const any = __syncthreads_or(suspect);
   if (threadIdx.x == 0) p.suspect[blockIdx.x] = any;
@@ -48,8 +59,11 @@ __global__ void write_images(__grid_constant__ WeightParams const p) {
 
 }  // namespace
 
-cudaError_t prepare_weights(WeightParams const& params, cudaStream_t stream) {
-  write_images<<<kPrepareCtas, kPrepareThreads, 0, stream>>>(params);
+cudaError_t prepare_weights(WeightParams const& params, convt3d_dtype dtype, cudaStream_t stream) {
+  auto const kernel = dtype == CONVT3D_F16    ? write_images<__half>
+                      : dtype == CONVT3D_BF16 ? write_images<__nv_bfloat16>
+                                              : write_images<float>;
+  kernel<<<kPrepareCtas, kPrepareThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -15,8 +15,14 @@ size_t workspace_bytes(Problem const& p, convt3d_device const&) {
 }
 
 Status fail(char const* what, cudaError_t error, Message& message) {
-  cudaGetLastError();  // reported here; the next call must not find it
   return message.fail(CONVT3D_CUDA_ERROR, "sm90: %s: %s", what, cudaGetErrorString(error));
+}
+
+sm90::Launch* instance(Problem const& p) {
+  bool const last = sm90::form(p).channels_last;
+  if (p.dtype == CONVT3D_F16) return last ? sm90::launch_ndhwc_f16 : sm90::launch_ncdhw_f16;
+  if (p.dtype == CONVT3D_BF16) return last ? sm90::launch_ndhwc_bf16 : sm90::launch_ncdhw_bf16;
+  return last ? sm90::launch_ndhwc_tf32 : sm90::launch_ncdhw_tf32;
 }
 
 Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void* stream_handle, Message& message) {
@@ -37,9 +43,9 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
   }
   int64_t const runs = static_cast<int64_t>(kernel_params.scheduler.runs) * kernel_params.scheduler.classes;
   int const ctas = static_cast<int>(runs < multiprocessors ? runs : multiprocessors);
-  error = sm90::prepare_weights(weight_params, stream);
+  error = sm90::prepare_weights(weight_params, static_cast<convt3d_dtype>(p.dtype), stream);
   if (error != cudaSuccess) return fail("cannot launch the weight kernel", error, message);
-  error = sm90::launch_ncdhw_tf32(kernel_params, sm90::shared_bytes(p, config.stages, config.ring), ctas, stream);
+  error = instance(p)(kernel_params, sm90::shared_bytes(p, config.stages, config.ring), ctas, stream);
   if (error != cudaSuccess) return fail("cannot launch the kernel", error, message);
   return CONVT3D_OK;
 }

@@ -8,49 +8,117 @@
 
 namespace convt3d::sm90 {
 
+/// Reasons why a problem is not taken: the first that is found becomes the message.
+class Refusal {
+ public:
+  Refusal(Message& message) : message_(message) {}
+
+  /// Whether nothing was refused so far.
+  bool none() const { return status_ == CONVT3D_OK; }
+  Status status() const { return status_; }
+
+  void want(bool good, char const* what, int64_t value, char const* limit) {
+    if (good || !none()) return;
+    status_ = message_.fail(CONVT3D_NOT_SUPPORTED, "sm90: %s is %lld, the kernel takes %s", what,
+                            static_cast<long long>(value), limit);
+  }
+
+ private:
+  Message& message_;
+  Status status_ = CONVT3D_OK;
+};
+
+/// The copy engine moves y and a full-size add: neighbours along W (NCDHW) or C (NDHWC), everything else in steps of
+/// 16 bytes.
+inline void want_copyable(Refusal& r, Problem const& p, char const* const (&names)[3], int64_t const* stride,
+                          int alignment) {
+  Form const f = form(p);
+  Size5 const shape = y_shape(p);
+  int const fast = f.channels_last ? 1 : 4;
+  r.want(alignment >= 16, names[0], alignment, "16 bytes");
+  r.want(stride[fast] == 1, names[1], stride[fast], "1");
+  for (int axis = 0; axis < 5; ++axis) {
+    if (axis == fast || shape[axis] == 1) continue;
+    bool const good = stride[axis] > 0 && stride[axis] % f.vector() == 0 && stride[axis] < (int64_t{1} << 34);
+    r.want(good, names[2], stride[axis], f.element == 4 ? "positive multiples of 4" : "positive multiples of 8");
+  }
+}
+
 /// OK, or NOT_SUPPORTED with the reason.
 inline Status supported(Problem const& p, convt3d_device const& device, Message& message) {
-  auto no = [&](char const* reason) { return message.fail(CONVT3D_NOT_SUPPORTED, "sm90: %s", reason); };
-  if (device.compute_capability != 90) return no("made for compute capability 9.0");
-  if (!uses_tf32(p)) return no("takes float32 in tf32 mode only");
-  if (p.groups != 1) return no("groups must be 1");
+  Refusal r(message);
+  r.want(device.compute_capability == 90, "compute capability", device.compute_capability, "90");
+  if (p.dtype == CONVT3D_F32) r.want(uses_tf32(p), "precision of float32", p.precision, "1 (tf32)");
+  r.want(p.groups == 1, "groups", p.groups, "1");
+  if (!r.none()) return r.status();
+
+  static constexpr char const* kAxis[3][6] = {{"stride along D", "dilation along D", "kernel size along D",
+                                               "input size along D", "output size along D", "padding along D"},
+                                              {"stride along H", "dilation along H", "kernel size along H",
+                                               "input size along H", "output size along H", "padding along H"},
+                                              {"stride along W", "dilation along W", "kernel size along W",
+                                               "input size along W", "output size along W", "padding along W"}};
   Size3 const out = output_size(p);
   for (int axis = 0; axis < 3; ++axis) {
-    if (p.stride[axis] != 2) return no("stride must be 2");
-    if (p.dilation[axis] != 1) return no("dilation must be 1");
-    if (p.kernel[axis] < 2 || p.kernel[axis] > 4) return no("kernel sizes must be 2, 3 or 4");
-    if (p.in_size[axis] > 32768 || out[axis] > 65536) return no("a spatial size is too large");
-    if (p.padding[axis] > 64) return no("padding is too large");
+    char const* const* name = kAxis[axis];
+    r.want(p.stride[axis] == 2, name[0], p.stride[axis], "2");
+    r.want(p.dilation[axis] == 1, name[1], p.dilation[axis], "1");
+    r.want(p.kernel[axis] >= 2 && p.kernel[axis] <= 4, name[2], p.kernel[axis], "2, 3 or 4");
+    r.want(p.in_size[axis] <= 32768, name[3], p.in_size[axis], "at most 32768");
+    r.want(out[axis] <= 65536, name[4], out[axis], "at most 65536");
+    r.want(p.padding[axis] <= 64, name[5], p.padding[axis], "at most 64");
   }
-  if (p.in_channels % 8 != 0 || p.out_channels % 8 != 0) return no("channel counts must be multiples of 8");
-  if (p.in_channels > 4096 || class_count(p.out_channels) > device.multiprocessors) return no("too many channels");
-  if (p.batch > 65535 || p.batch * p.out_channels > (int64_t{1} << 30)) return no("the batch is too large");
-  if (tiling(p, 1).runs > (int64_t{1} << 30)) return no("the problem is too large");
+  r.want(p.in_channels % 8 == 0, "in_channels", p.in_channels, "multiples of 8");
+  r.want(p.out_channels % 8 == 0, "out_channels", p.out_channels, "multiples of 8");
+  r.want(p.in_channels <= 4096, "in_channels", p.in_channels, "at most 4096");
+  r.want(p.batch <= 65535, "batch", p.batch, "at most 65535");
+  if (!r.none()) return r.status();
 
-  Size5 const x = effective_stride(x_shape(p), p.x_stride);
-  if (x_shape(p)[4] != 1 && x[4] != 1) return no("x must be contiguous along W");
-  // The copy engine moves y and add: 16-byte aligned rows of neighbouring outputs.
-  auto rows = [&](int64_t const* stride, int alignment) {
-    if (alignment < 16 || stride[4] != 1) return false;
-    for (int axis = 0; axis < 4; ++axis) {
-      int64_t const step = y_shape(p)[axis] == 1 ? 4 : stride[axis];
-      if (step <= 0 || step % 4 != 0 || step >= (int64_t{1} << 36)) return false;
+  r.want(p.out_channels <= (int64_t{1} << 20) && class_count(p) <= device.multiprocessors, "out_channels",
+         p.out_channels, "one group of 64 bytes for each multiprocessor");
+  r.want(p.batch * p.out_channels <= (int64_t{1} << 30), "batch * out_channels", p.batch * p.out_channels,
+         "at most 2^30");
+  r.want(p.batch * out[0] <= (int64_t{1} << 30), "batch * output size along D", p.batch * out[0], "at most 2^30");
+  r.want(element_count(y_shape(p)) == 0 || tiling(p, 1).runs * class_count(p) <= (int64_t{1} << 30), "number of tiles",
+         tiling(p, 1).runs, "at most 2^30 over all channels");
+  // An empty output launches nothing, whatever the rest is.
+  if (!r.none() || element_count(y_shape(p)) == 0) return r.status();
+
+  Form const f = form(p);
+  Size5 const x_size = x_shape(p);
+  int const fast = f.channels_last ? 1 : 4;
+  r.want(x_size[fast] == 1 || p.x_stride[fast] == 1, f.channels_last ? "stride of x along C" : "stride of x along W",
+         p.x_stride[fast], "1, as of y");
+  if (f.channels_last) {
+    r.want(p.x_alignment >= 16, "alignment of x", p.x_alignment, "16 bytes");
+    for (int axis = 0; axis < 5; ++axis) {
+      if (axis == fast || x_size[axis] == 1) continue;
+      r.want(p.x_stride[axis] % f.vector() == 0, "a stride of x", p.x_stride[axis],
+             f.element == 4 ? "multiples of 4" : "multiples of 8");
     }
-    return true;
-  };
-  if (out[1] < 4) return no("fewer than 4 output rows");
-  if (out[2] < 2) return no("fewer than 2 outputs per row");
-  if (!rows(p.y_stride, p.y_alignment)) return no("rows of y must be 16-byte aligned and contiguous along W");
+  }
+  // The loader's offsets within a slab are 32-bit.
+  int64_t const reach[5] = {0, p.in_channels, 0, kTileH + kMaxWindow, kTileW + kMaxWindow};
+  int64_t extent = 0;
+  for (int axis = 0; axis < 5; ++axis) extent += x_size[axis] == 1 ? 0 : reach[axis] * p.x_stride[axis];
+  r.want(extent < (int64_t{1} << 31), "the extent of a plane's rows of x", extent, "less than 2^31 elements");
+  if (!f.channels_last) r.want(out[1] >= 4, "output size along H", out[1], "at least 4");
+  r.want(out[2] >= 2, "output size along W", out[2], "at least 2");
+  want_copyable(r, p, {"alignment of y", "smallest stride of y", "a stride of y"}, p.y_stride, p.y_alignment);
   Size5 const add = effective_add_stride(p);
-  bool const flat = add[2] == 0 && add[3] == 0 && add[4] == 0;
-  if (p.has_add && !flat && !rows(p.add_stride, p.add_alignment)) {
-    return no("add must be one value per channel, or full-size with 16-byte aligned rows contiguous along W");
+  bool const per_channel = add[2] == 0 && add[3] == 0 && add[4] == 0;
+  if (p.has_add && !per_channel) {
+    want_copyable(r, p,
+                  {"alignment of a full-size add", "smallest stride of a full-size add", "a stride of a full-size add"},
+                  p.add_stride, p.add_alignment);
   }
-  if (group_program(p, 0).count > kMaxBlocks || group_program(p, 1).count > kMaxBlocks ||
-      choose_config(p).ring < kSmallestRing) {
-    return no("the weights of 16 output channels do not fit into shared memory");
+  for (int group = 0; group < kGroups; ++group) {
+    int const blocks = group_program(p, group).count;
+    r.want(blocks <= kMaxBlocks, "number of weight blocks", blocks, "at most 24 for each output parity");
   }
-  return CONVT3D_OK;
+  int const ring = choose_config(p).ring;
+  r.want(ring >= kSmallestRing, "shared memory left beside weights and x, in 8 KB", ring, "at least 8");
+  return r.status();
 }
 
 }  // namespace convt3d::sm90

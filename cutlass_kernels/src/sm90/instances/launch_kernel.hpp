@@ -9,14 +9,15 @@
 
 namespace convt3d::sm90 {
 
-template <class Tail>
+template <class T, bool kChannelsLast, class Tail>
 cudaError_t launch_kernel(KernelParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream) {
+  auto const function = kernel<T, kChannelsLast, Tail>;
   cudaError_t const error =
-      cudaFuncSetAttribute(kernel<Tail>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(Kernel<Tail>::kThreads);
+  config.blockDim = dim3(Kernel<T, kChannelsLast, Tail>::kThreads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   cudaLaunchAttribute attribute{};
@@ -24,7 +25,19 @@ cudaError_t launch_kernel(KernelParams const& k, size_t shared_bytes, int ctas, 
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel<Tail>, k);
+  return cudaLaunchKernelEx(&config, function, k);
+}
+
+/// The activations that measured faster when fixed at compile time, and one kernel for all others.
+template <class T, bool kChannelsLast>
+cudaError_t launch_tail(KernelParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream) {
+  if (!k.epilogue.add_after && k.epilogue.activation == CONVT3D_ACT_X_HARDSWISH) {
+    return launch_kernel<T, kChannelsLast, XHardswishTail>(k, shared_bytes, ctas, stream);
+  }
+  if (!k.epilogue.add_after && k.epilogue.activation == CONVT3D_ACT_NONE) {
+    return launch_kernel<T, kChannelsLast, FixedTail<activation::None>>(k, shared_bytes, ctas, stream);
+  }
+  return launch_kernel<T, kChannelsLast, AnyTail>(k, shared_bytes, ctas, stream);
 }
 
 }  // namespace convt3d::sm90

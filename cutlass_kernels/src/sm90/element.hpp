@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The element types in 16-byte vectors: conversion from and to fp32, and which values may spoil a sum.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "convt3d/numerics.hpp"
+#include "cutlass/cutlass.h"
+
+namespace convt3d::sm90 {
+
+/// Magnitudes from these bits on may make a sum non-finite, or are: a CTA that meets one takes the cold path. For
+/// fp32 and bf16, 2^60; products of fp16 values never come near the end of fp32's range, only inf and nan count.
+template <class T>
+struct Element;
+
+template <>
+struct Element<float> {
+  static constexpr int kVector = 4;
+  static constexpr uint32_t kSuspectBits = (127u + 60u) << 23;
+
+  CUTLASS_DEVICE static float to_float(float v) { return v; }
+  CUTLASS_DEVICE static float from_float(float v) { return v; }
+  /// What the tensor cores multiply.
+  CUTLASS_DEVICE static float operand(float v) { return round_to_tf32(v); }
+  CUTLASS_DEVICE static uint32_t bits(float v) { return __float_as_uint(v); }
+  CUTLASS_DEVICE static bool suspect(float v) { return (bits(v) & 0x7fffffffu) >= kSuspectBits; }
+
+  CUTLASS_DEVICE static void unpack(uint4 const& v, float (&f)[4]) {
+    f[0] = __uint_as_float(v.x);
+    f[1] = __uint_as_float(v.y);
+    f[2] = __uint_as_float(v.z);
+    f[3] = __uint_as_float(v.w);
+  }
+  CUTLASS_DEVICE static uint4 pack(float const (&f)[4]) {
+    return make_uint4(__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]), __float_as_uint(f[3]));
+  }
+};
+
+/// Common to the 16-bit types, which differ in the conversion instructions alone.
+template <class T, uint32_t kSuspect>
+struct Element16 {
+  static constexpr int kVector = 8;
+  static constexpr uint32_t kSuspectBits = kSuspect;
+
+  CUTLASS_DEVICE static float to_float(T v) { return static_cast<float>(v); }
+  CUTLASS_DEVICE static float operand(T v) { return static_cast<float>(v); }
+  CUTLASS_DEVICE static uint32_t bits(T v) { return *reinterpret_cast<uint16_t const*>(&v); }
+  CUTLASS_DEVICE static bool suspect(T v) { return (bits(v) & 0x7fffu) >= kSuspectBits; }
+};
+
+template <>
+struct Element<__half> : Element16<__half, 0x7c00u> {
+  CUTLASS_DEVICE static __half from_float(float v) { return __float2half_rn(v); }
+  CUTLASS_DEVICE static void unpack(uint4 const& v, float (&f)[8]) {
+    __half2 const* pairs = reinterpret_cast<__half2 const*>(&v);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float2 const two = __half22float2(pairs[i]);
+      f[2 * i] = two.x;
+      f[2 * i + 1] = two.y;
+    }
+  }
+  CUTLASS_DEVICE static uint4 pack(float const (&f)[8]) {
+    uint4 v;
+    __half2* pairs = reinterpret_cast<__half2*>(&v);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) pairs[i] = __floats2half2_rn(f[2 * i], f[2 * i + 1]);
+    return v;
+  }
+};
+
+template <>
+struct Element<__nv_bfloat16> : Element16<__nv_bfloat16, (127u + 60u) << 7> {
+  CUTLASS_DEVICE static __nv_bfloat16 from_float(float v) { return __float2bfloat16_rn(v); }
+  CUTLASS_DEVICE static void unpack(uint4 const& v, float (&f)[8]) {
+    uint32_t const words[4] = {v.x, v.y, v.z, v.w};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      f[2 * i] = __uint_as_float(words[i] << 16);
+      f[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+  }
+  CUTLASS_DEVICE static uint4 pack(float const (&f)[8]) {
+    uint4 v;
+    __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(&v);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
+    return v;
+  }
+};
+
+// 16-byte accesses of shared memory, by 32-bit address. Written out, because the compiler splits stores of vectors that
+// it would have to move together into neighbouring registers, and four-byte stores of rows conflict.
+CUTLASS_DEVICE uint4 load_shared(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+CUTLASS_DEVICE void store_shared(uint32_t address, uint4 const& v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+/// Keeps the largest magnitude of what a thread has read, nan above all.
+template <class T>
+struct Largest {
+  uint32_t bits = 0;  // of both halves of a word at once; sign bits are cleared, so an integer maximum serves
+
+  CUTLASS_DEVICE void see(uint4 const& v) {
+    uint32_t const words[4] = {v.x, v.y, v.z, v.w};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) bits = __vmaxu2(bits, words[i] & 0x7fff7fffu);
+  }
+  CUTLASS_DEVICE void see(Largest const& other) { bits = __vmaxu2(bits, other.bits); }
+  CUTLASS_DEVICE bool suspect() const {
+    return (bits & 0xffffu) >= Element<T>::kSuspectBits || (bits >> 16) >= Element<T>::kSuspectBits;
+  }
+  /// Whether everything seen may take the rounding instruction's fast form.
+  CUTLASS_DEVICE bool tame() const { return true; }
+};
+
+template <>
+struct Largest<float> {
+  float value = 0.f;
+
+  CUTLASS_DEVICE void see(uint4 const& v) {
+    uint32_t const words[4] = {v.x, v.y, v.z, v.w};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(fabsf(__uint_as_float(words[i]))));
+    }
+  }
+  CUTLASS_DEVICE void see(Largest const& other) { asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(other.value)); }
+  CUTLASS_DEVICE bool suspect() const { return !(value < 1152921504606846976.f); }
+  CUTLASS_DEVICE bool tame() const { return value < 3.4e38f; }  // magnitudes for which cvt.rn.tf32 is right
+};
+
+/// The words of an operand vector as the tensor cores shall see them. `kAnyValue`: with values near the end of the
+/// range or nans, which the rounding instruction turns into others.
+template <class T, bool kAnyValue>
+CUTLASS_DEVICE uint32_t operand_word(uint32_t word) {
+  if constexpr (sizeof(T) == 2) {
+    return word;
+  } else if constexpr (kAnyValue) {
+    return round_bits_to_tf32(word);
+  } else {
+    uint32_t r;
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(word)));
+    return r;
+  }
+}
+
+}  // namespace convt3d::sm90

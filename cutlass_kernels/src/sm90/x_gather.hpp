@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the loader threads move x into a slab: the pieces that one thread reads and writes at a time. Both formats use
+// 16-byte accesses on either side; for NCDHW a piece is transposed on the way.
+//
+// A gather has `Piece` (registers of kReads 16-byte reads), `Item` (a piece's place in global and shared memory),
+// `item` (the place of piece `index`), `load` and `store`.
+#pragma once
+
+#include "sm90/element.hpp"
+#include "sm90/params.hpp"
+
+namespace convt3d::sm90 {
+
+/// Read in place of x outside the tensor.
+static __device__ const uint4 kZeros = {0, 0, 0, 0};
+
+/// x is read by every class and by neighbouring tiles; add and y stream past it in L2.
+CUTLASS_DEVICE uint64_t keep_in_l2() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+CUTLASS_DEVICE uint4 load_vector(void const* at, uint64_t policy) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at), "l"(policy));
+  return v;
+}
+
+template <class T, bool kAnyValue>
+CUTLASS_DEVICE void store_operands(uint32_t address, uint4 const& v) {
+  store_shared(address, make_uint4(operand_word<T, kAnyValue>(v.x), operand_word<T, kAnyValue>(v.y),
+                                   operand_word<T, kAnyValue>(v.z), operand_word<T, kAnyValue>(v.w)));
+}
+
+/// The slab that is being read: position (0, 0) relative to the tile, which may lie outside the tensor.
+template <class T>
+struct SlabSource {
+  T const* corner;
+  int h, w;    // its coordinates, h of the slab's first row, w of the tile's first column
+  int height;  // of the plane; zero for planes outside the tensor
+};
+
+/// NCDHW: `vector` channels by `vector` W positions, read along W and written along the channels.
+template <class T>
+struct TransposingGather {
+  static constexpr int kVector = Element<T>::kVector;
+  static constexpr int kReads = kVector;                     // 16-byte reads of a piece
+  static constexpr int kFastItems = sizeof(T) == 4 ? 3 : 1;  // of a thread, where a slab is one chunk
+  static constexpr int kItems = 1;                           // elsewhere
+
+  struct Piece {
+    uint4 v[kReads];
+  };
+
+  /// A piece's place, (channels, H row, W vector) with W fastest for coalesced reads.
+  struct Item {
+    int32_t offset;  // elements from the source's corner
+    int32_t row;     // H row; far outside if there is no such item
+    int32_t w;       // first W position relative to the tile
+    // Where its W positions go: addresses for fp32; for 16-bit types, which have eight, the first slab row, and the
+    // channel group above a bit for each position that the slab has.
+    uint32_t place[sizeof(T) == 4 ? 4 : 2];
+  };
+
+  CUTLASS_DEVICE static Item item(MainloopParams const& p, int index, int items) {
+    Item it;
+    int rest, group, column, row;
+    p.divide_fastest(rest, column, index);
+    p.divide_second(group, row, rest);
+    bool const exists = index < items;
+    it.w = column * kVector + p.fetch_lo;
+    it.offset = static_cast<int32_t>(kVector * group * p.x_stride[1] + row * p.x_stride[3]) + it.w;
+    it.row = exists ? row : (1 << 30);
+    int const slab_column = it.w - p.window_lo[2];
+    uint32_t wanted = 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kVector; ++j) {
+      bool const inside = exists && slab_column + j >= 0 && slab_column + j < p.slab_columns;
+      if constexpr (sizeof(T) == 4) {
+        int const slab_row = inside ? (slab_column + j) * p.slab_pitch + row : p.slab_pitch * p.slab_columns;
+        it.place[j] = slab_offset(slab_row, inside ? group : group % 8, p.slab_bytes);
+      } else {
+        wanted |= static_cast<uint32_t>(inside) << j;
+      }
+    }
+    if constexpr (sizeof(T) == 2) {
+      it.place[0] = static_cast<uint32_t>(slab_column * p.slab_pitch + row);
+      it.place[1] = static_cast<uint32_t>(group) << kVector | wanted;
+    }
+    return it;
+  }
+
+  CUTLASS_DEVICE static void load(MainloopParams const& p, SlabSource<T> const& from, Item const& it, uint64_t policy,
+                                  Piece& piece) {
+    bool const live = static_cast<unsigned>(from.h + it.row) < static_cast<unsigned>(from.height) &&
+                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]);
+    T const* at = live ? from.corner + it.offset : reinterpret_cast<T const*>(&kZeros);
+    int64_t const step = live ? p.x_stride[1] : 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int c = 0; c < kReads; ++c) piece.v[c] = load_vector(at + c * step, policy);
+  }
+
+  template <bool kAnyValue>
+  CUTLASS_DEVICE static void store(MainloopParams const& p, uint32_t stage, Item const& it, Piece const& piece) {
+    uint32_t const* v = reinterpret_cast<uint32_t const*>(&piece);
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kVector; ++j) {
+      uint32_t word[4];
+      CUTLASS_PRAGMA_UNROLL
+      for (int c = 0; c < 4; ++c) {
+        if constexpr (sizeof(T) == 4) {
+          word[c] = operand_word<T, kAnyValue>(v[4 * c + j]);
+        } else {
+          // Channels 2 c and 2 c + 1 of W position j.
+          word[c] = __byte_perm(v[8 * c + j / 2], v[8 * c + 4 + j / 2], j % 2 == 0 ? 0x5410 : 0x7632);
+        }
+      }
+      uint4 const out = make_uint4(word[0], word[1], word[2], word[3]);
+      if constexpr (sizeof(T) == 4) {
+        store_shared(stage + it.place[j], out);
+      } else if ((it.place[1] >> j & 1) != 0) {
+        int const row = static_cast<int>(it.place[0]) + j * p.slab_pitch;
+        store_shared(stage + slab_offset(row, static_cast<int>(it.place[1] >> kVector), p.slab_bytes), out);
+      }
+    }
+  }
+};
+
+/// NCDHW, element by element: x that cannot be read in vectors. Reads of a warp run along W.
+template <class T>
+struct ElementGather {
+  static constexpr int kVector = Element<T>::kVector;
+  static constexpr int kReads = 1;
+
+  struct Piece {
+    uint4 v[1];
+  };
+
+  /// (channels, H row, W position).
+  struct Item {
+    int32_t offset, row, w;
+    uint32_t address;
+  };
+
+  CUTLASS_DEVICE static Item item(MainloopParams const& p, int index, int items) {
+    Item it;
+    int rest, group, column, row;
+    p.divide_fastest(rest, column, index);
+    p.divide_second(group, row, rest);
+    bool const exists = index < items;
+    it.w = column + p.fetch_lo;
+    it.offset = static_cast<int32_t>(kVector * group * p.x_stride[1] + row * p.x_stride[3]) + it.w;
+    it.row = exists ? row : (1 << 30);
+    int const slab_column = it.w - p.window_lo[2];
+    it.address = slab_offset(exists ? slab_column * p.slab_pitch + row : p.slab_pitch * p.slab_columns,
+                             exists ? group : 0, p.slab_bytes);
+    return it;
+  }
+
+  CUTLASS_DEVICE static void load(MainloopParams const& p, SlabSource<T> const& from, Item const& it, uint64_t,
+                                  Piece& piece) {
+    bool const live = static_cast<unsigned>(from.h + it.row) < static_cast<unsigned>(from.height) &&
+                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]);
+    uint32_t words[4] = {0, 0, 0, 0};
+    CUTLASS_PRAGMA_UNROLL
+    for (int c = 0; c < kVector; ++c) {
+      uint32_t const bits = live ? Element<T>::bits(__ldg(from.corner + it.offset + c * p.x_stride[1])) : 0;
+      words[c * sizeof(T) / 4] |= bits << (c * sizeof(T) % 4 * 8);
+    }
+    piece.v[0] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+
+  template <bool kAnyValue>
+  CUTLASS_DEVICE static void store(MainloopParams const&, uint32_t stage, Item const& it, Piece const& piece) {
+    store_operands<T, kAnyValue>(stage + it.address, piece.v[0]);
+  }
+};
+
+/// NDHWC: 16 bytes of channels of one position, read and written alike.
+template <class T>
+struct RowGather {
+  static constexpr int kVector = Element<T>::kVector;
+  static constexpr int kReads = 1;
+  static constexpr int kFastItems = sizeof(T) == 4 ? 10 : 5;
+  static constexpr int kItems = 4;
+
+  struct Piece {
+    uint4 v[1];
+  };
+
+  /// (H row, W position, channels) with channels fastest.
+  struct Item {
+    int32_t offset;  // elements from the source's corner
+    int16_t row, w;  // as above
+    uint32_t address;
+  };
+
+  CUTLASS_DEVICE static Item item(MainloopParams const& p, int index, int items) {
+    Item it;
+    int rest, group, column, row;
+    p.divide_fastest(rest, group, index);
+    p.divide_second(row, column, rest);
+    bool const exists = index < items;
+    it.w = static_cast<int16_t>(column + p.fetch_lo);
+    it.row = static_cast<int16_t>(exists ? row : -0x4000);
+    it.offset = static_cast<int32_t>(kVector * group + row * p.x_stride[3] + it.w * p.x_stride[4]);
+    int const slab_row = exists ? row * p.slab_pitch + it.w - p.window_lo[2] : p.slab_pitch * p.slab_columns;
+    it.address = slab_offset(slab_row, exists ? group : 0, p.slab_bytes);
+    return it;
+  }
+
+  CUTLASS_DEVICE static void load(MainloopParams const& p, SlabSource<T> const& from, Item const& it, uint64_t policy,
+                                  Piece& piece) {
+    bool const live = it.row >= 0 && static_cast<unsigned>(from.h + it.row) < static_cast<unsigned>(from.height) &&
+                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]);
+    T const* at = live ? from.corner + it.offset : reinterpret_cast<T const*>(&kZeros);
+    piece.v[0] = load_vector(at, policy);
+  }
+
+  template <bool kAnyValue>
+  CUTLASS_DEVICE static void store(MainloopParams const&, uint32_t stage, Item const& it, Piece const& piece) {
+    store_operands<T, kAnyValue>(stage + it.address, piece.v[0]);
+  }
+};
+
+}  // namespace convt3d::sm90

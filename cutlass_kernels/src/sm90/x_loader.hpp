@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loader warps: every slab of every run, in order, from global into shared memory.
+#pragma once
+
+#include <type_traits>
+
+#include "sm90/tile_scheduler.hpp"
+#include "sm90/x_gather.hpp"
+
+namespace convt3d::sm90 {
+
+/// A slab's loads take an L2 latency, longer than its turn, so two chunks are in flight: one is loaded while the other
+/// is stored. The loop has few instructions to spare (a warp issues one every few cycles here), so what does not
+/// change is computed once where a slab is one chunk.
+template <class T, bool kChannelsLast>
+struct XLoader {
+  using Params = MainloopParams;
+  using Vectors = std::conditional_t<kChannelsLast, RowGather<T>, TransposingGather<T>>;
+  static constexpr int kThreads = kLoaderWarps * 32;
+
+  /// What a loader thread has in flight: some items of one slab.
+  template <class Gather, int kItems>
+  struct Chunk {
+    typename Gather::Piece piece[kItems];
+    RingState stage;
+    int first;  // item of piece 0
+    bool last;  // of its slab
+  };
+
+  /// Walks the chunks of all slabs of all runs.
+  struct Cursor {
+    TileScheduler::Run run;
+    int slice = 0, slices = 0, first = 0;
+    RingState stage;
+  };
+
+  CUTLASS_DEVICE static int item_count(Params const& p) { return p.groups * p.rows * p.fetch_count; }
+
+  /// `flag()` is called where x may not keep sums finite.
+  template <class Flag>
+  CUTLASS_DEVICE static void load(Params const& p, SchedulerParams const& sp, Barrier* full, Barrier* empty,
+                                  TileScheduler::SharedStorage& schedule, unsigned char* smem, int thread,
+                                  Flag&& flag) {
+    if (p.vectorized && item_count(p) <= Vectors::kFastItems * kThreads) {
+      load_as<Vectors, Vectors::kFastItems, true>(p, sp, full, empty, schedule, smem, thread, flag);
+    } else if (kChannelsLast || p.vectorized) {
+      load_as<Vectors, Vectors::kItems, false>(p, sp, full, empty, schedule, smem, thread, flag);
+    } else {
+      load_as<ElementGather<T>, 2, false>(p, sp, full, empty, schedule, smem, thread, flag);
+    }
+  }
+
+  /// `kOneChunk`: a slab is one chunk, whose items are kept in registers.
+  template <class Gather, int kItems, bool kOneChunk, class Flag>
+  CUTLASS_DEVICE static void load_as(Params const& p, SchedulerParams const& sp, Barrier* full, Barrier* empty,
+                                     TileScheduler::SharedStorage& schedule, unsigned char* smem, int thread,
+                                     Flag&& flag) {
+    TileScheduler::Consumer scheduler{schedule, {}};
+    int const items = item_count(p);
+    uint64_t const policy = keep_in_l2();
+    uint32_t const smem_address = cute::cast_smem_ptr_to_uint(smem);
+    using Item = typename Gather::Item;
+    Cursor at;
+    Largest<T> largest;
+    Chunk<Gather, kItems> even, odd;
+    bool even_pending = false, odd_pending = false;
+    Item cached[kItems];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kItems; ++i) cached[i] = Gather::item(p, thread + i * kThreads, items);
+
+    auto finish = [&](Chunk<Gather, kItems> const& chunk) {
+      empty[chunk.stage.slot].wait(chunk.stage.phase ^ 1);
+      uint32_t const slab = smem_address + chunk.stage.slot * p.stage_bytes;
+      Largest<T> most;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kItems; ++i) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int c = 0; c < Gather::kReads; ++c) most.see(chunk.piece[i].v[c]);
+      }
+      largest.see(most);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kItems; ++i) {
+        Item const it = kOneChunk ? cached[i] : Gather::item(p, chunk.first + i * kThreads, items);
+        if (most.tame()) {
+          Gather::template store<false>(p, slab, it, chunk.piece[i]);
+        } else {
+          Gather::template store<true>(p, slab, it, chunk.piece[i]);
+        }
+      }
+      if (chunk.last) {
+        // No proxy fence here: it would wait for the loads that are in flight. The consumers have it.
+        __syncwarp();
+        if (cutlass::canonical_lane_idx() == 0) full[chunk.stage.slot].arrive();
+      }
+    };
+
+    // Loads the next chunk into `chunk`; `other` is the one before it, finished on the way. False at the end.
+    auto step = [&](Chunk<Gather, kItems>& chunk, Chunk<Gather, kItems>& other, bool& other_pending) {
+      if (at.slice == at.slices) {
+        if (other_pending && !scheduler.available()) {  // the next run may wait for that very chunk
+          finish(other);
+          other_pending = false;
+        }
+        int const run = scheduler.fetch();
+        if (run == TileScheduler::kEnd) {
+          if (other_pending) finish(other);
+          return false;
+        }
+        at.run = TileScheduler::decode(sp, run);
+        at.slice = 0;
+        at.slices = at.run.length + p.depth_count - 1;
+        at.first = 0;
+      }
+      int const d = at.run.d + p.window_lo[0] + at.slice;
+      SlabSource<T> from;
+      from.h = at.run.h * kTileH + p.window_lo[1];
+      from.w = at.run.w * kTileW;
+      from.height = d >= 0 && d < p.in_size[0] ? p.in_size[1] : 0;
+      from.corner = static_cast<T const*>(p.x) + at.run.n * p.x_stride[0] + d * p.x_stride[2] + from.h * p.x_stride[3] +
+                    from.w * p.x_stride[4];
+      chunk.first = at.first + thread;
+      chunk.stage = at.stage;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kItems; ++i) {
+        Item const it = kOneChunk ? cached[i] : Gather::item(p, chunk.first + i * kThreads, items);
+        Gather::load(p, from, it, policy, chunk.piece[i]);
+      }
+      at.first += kItems * kThreads;
+      chunk.last = at.first >= items;
+      if (chunk.last) {
+        at.first = 0;
+        ++at.slice;
+        at.stage.advance(1, p.stages);
+      }
+      if (other_pending) finish(other);
+      other_pending = false;
+      return true;
+    };
+
+    for (;;) {
+      if (!step(even, odd, odd_pending)) break;
+      even_pending = true;
+      if (!step(odd, even, even_pending)) break;
+      odd_pending = true;
+    }
+    if (__any_sync(0xffffffffu, largest.suspect())) flag();
+  }
+};
+
+}  // namespace convt3d::sm90

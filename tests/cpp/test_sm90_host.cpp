@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sm90 family's host mathematics. The heart is an emulation of one tile on the CPU: shared memory, wgmma's reading
+// of swizzled operands and its accumulator layout, and the copy engine's boxes, against a gather by the definition.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sm90/support.hpp"
+
+namespace convt3d::sm90 {
+namespace {
+
+Problem make(int batch, int in, int out, std::vector<int> size, std::vector<int> kernel, std::vector<int> padding,
+             std::vector<int> output_padding, convt3d_dtype dtype = CONVT3D_F32, bool channels_last = false) {
+  Problem p{};
+  p.batch = batch;
+  p.in_channels = in;
+  p.out_channels = out;
+  p.groups = 1;
+  for (int i = 0; i < 3; ++i) {
+    p.in_size[i] = size[i];
+    p.kernel[i] = kernel[i];
+    p.stride[i] = 2;
+    p.padding[i] = padding[i];
+    p.output_padding[i] = output_padding[i];
+    p.dilation[i] = 1;
+  }
+  auto pack = [](int64_t* stride, Size5 const& s, bool last) {
+    int const order[2][5] = {{0, 1, 2, 3, 4}, {0, 2, 3, 4, 1}};
+    int64_t step = 1;
+    for (int i = 4; i >= 0; --i) {
+      stride[order[last][i]] = step;
+      step *= s[order[last][i]];
+    }
+  };
+  pack(p.x_stride, x_shape(p), channels_last);
+  pack(p.y_stride, y_shape(p), channels_last);
+  pack(p.add_stride, y_shape(p), channels_last);
+  pack(p.weight_stride, weight_shape(p), false);
+  p.bias_stride = 1;
+  p.x_alignment = p.y_alignment = p.add_alignment = 16;
+  p.has_bias = p.has_add = 1;
+  p.dtype = dtype;
+  p.precision = CONVT3D_TF32;
+  return p;
+}
+
+Problem reference(convt3d_dtype dtype = CONVT3D_F32, bool last = false) {
+  return make(128, 32, 64, {16, 16, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last);
+}
+
+constexpr convt3d_device kH200{90, 132};
+
+std::string refusal(Problem const& p, convt3d_device const& device = kH200) {
+  char text[256];
+  Message message(text, sizeof text);
+  Status const status = supported(p, device, message);
+  return status == CONVT3D_OK ? "" : text;
+}
+
+// ---- windows and blocks ----------------------------------------------------------------------------------------
+
+TEST(Sm90Geometry, WindowHoldsExactlyTheLiveDeltas) {
+  for (int64_t k = 2; k <= 4; ++k) {
+    for (int64_t padding = 0; padding <= 9; ++padding) {
+      Window const w = window(k, padding);
+      EXPECT_LE(w.count, kMaxWindow);
+      for (int delta = -20; delta <= 20; ++delta) {
+        bool const live = is_live(0, delta, k, padding) || is_live(1, delta, k, padding);
+        EXPECT_EQ(live, delta >= w.lo && delta < w.lo + w.count) << k << ' ' << padding << ' ' << delta;
+      }
+    }
+  }
+}
+
+TEST(Sm90Geometry, EveryTapIsInOneBlockOfItsGroup) {
+  for (int k = 2; k <= 4; ++k) {
+    for (int padding = 0; padding <= 3; ++padding) {
+      Problem const p = make(1, 32, 16, {9, 9, 9}, {k, k, k}, {padding, padding, padding}, {0, 0, 0});
+      std::map<int64_t, int> seen;  // (output parity, tap)
+      for (int group = 0; group < kGroups; ++group) {
+        GroupProgram const program = group_program(p, group);
+        ASSERT_LE(program.count, kMaxBlocks);
+        for (int b = 0; b < program.count; ++b) {
+          for (int parity = 0; parity < 4; ++parity) {
+            int const r[3] = {group, parity / 2, parity % 2};
+            int64_t key = group * 4 + parity;
+            bool live = true;
+            for (int axis = 0; axis < 3; ++axis) {
+              int const delta = window(k, padding).lo + program.block[b].delta[axis];
+              live = live && is_live(r[axis], delta, k, padding);
+              key = key * 8 + tap_of(r[axis], delta, padding);
+            }
+            if (live) ++seen[key];
+          }
+        }
+      }
+      EXPECT_EQ(static_cast<int>(seen.size()), k * k * k);
+      for (auto const& [key, count] : seen) EXPECT_EQ(count, 1) << key;
+    }
+  }
+}
+
+TEST(Sm90Geometry, BlockRowsAreEveryChannelAndParityOnce) {
+  for (int element : {2, 4}) {
+    for (bool last : {false, true}) {
+      std::map<std::vector<int>, int> seen;
+      for (int row = 0; row < block_rows(element); ++row) {
+        BlockRow const r = block_row(last, element, 3, 1, row);
+        EXPECT_EQ(r.parity[0], 1);
+        EXPECT_GE(r.channel, 3 * class_channels(element));
+        EXPECT_LT(r.channel, 4 * class_channels(element));
+        ++seen[{r.channel, r.parity[1], r.parity[2]}];
+      }
+      EXPECT_EQ(static_cast<int>(seen.size()), block_rows(element));
+    }
+  }
+}
+
+// ---- one tile on the CPU ---------------------------------------------------------------------------------------
+
+/// The copy engine's and wgmma's swizzle: bits of the absolute address.
+int swizzled(int address, int width) { return address ^ (((address >> 7) & (width / 16 - 1)) << 4); }
+
+/// A tile of one D plane pair, computed as the kernel does, in exact integers.
+class Tile {
+ public:
+  Tile(Problem const& p, int cls, int tile_h, int tile_w)
+      : p_(p), f_(form(p)), slab_(slab(p)), cls_(cls), h0_(tile_h * kTileH), w0_(tile_w * kTileW) {}
+
+  static int x(int64_t c, int64_t d, int64_t h, int64_t w) {
+    return static_cast<int>((c * 7 + d * 5 + h * 3 + w * 11) % 13) - 6;
+  }
+  static int weight(int64_t i, int64_t o, int64_t a, int64_t b, int64_t c) {
+    return static_cast<int>((i * 3 + o * 5 + a * 7 + b * 11 + c * 2) % 9) - 4;
+  }
+
+  /// Outputs (channel, oh, ow) of D parity `group` and D pair `d`.
+  void expect_outputs(int group, int d) {
+    GroupProgram const program = group_program(p_, group);
+    int const parts = f_.channels_last || f_.element == 2 ? 2 : 1;
+    int const rows = f_.channels_last ? 64 : 128;                            // positions of a part
+    int const weight_rows = f_.channels_last ? block_rows(f_.element) : 64;  // likewise
+    std::vector<std::vector<int>> sum(parts, std::vector<int>(rows * weight_rows));
+    int block = 0;
+    for (int s = 0; s < kMaxWindow; ++s) {
+      if (program.slice_end[s] == block) continue;
+      std::vector<int> const stage = make_stage(d + window(p_.kernel[0], p_.padding[0]).lo + s);
+      for (; block < program.slice_end[s]; ++block) {
+        Block const& b = program.block[block];
+        ASSERT_EQ(b.delta[0], s);
+        std::vector<int> const image = make_image(b, group);
+        for (int part = 0; part < parts; ++part) {
+          for (int r = 0; r < rows; ++r) {
+            int const start = operand_offset(p_, b) * 16 + (f_.channels_last ? part * 8 * 128 : 0);
+            int const row_at = start + r / 8 * slab_.pitch * 128 + r % 8 * 128;
+            for (int wr = 0; wr < weight_rows; ++wr) {
+              int const weight_row = (f_.channels_last ? 0 : part * 64) + wr;
+              for (int k = 0; k < 32; ++k) {
+                int const x_at = swizzled(row_at + k * f_.element, 128);
+                int const w_at = swizzled(weight_row * 32 * f_.element + k * f_.element, 32 * f_.element);
+                sum[part][r * weight_rows + wr] += stage.at(x_at / f_.element) * image.at(w_at / f_.element);
+              }
+            }
+          }
+        }
+      }
+    }
+    for (int warp = 0; warp < 4; ++warp) expect_unit(sum, warp, group, d, weight_rows);
+  }
+
+ private:
+  /// Shared memory as the loader leaves it, in elements.
+  std::vector<int> make_stage(int d) const {
+    std::vector<int> stage(slab_.bytes * slab_count(p_) / f_.element);
+    Window const wh = window(p_.kernel[1], p_.padding[1]);
+    Window const ww = window(p_.kernel[2], p_.padding[2]);
+    for (int i = 0; i < kTileH + wh.count - 1; ++i) {
+      for (int j = 0; j < kTileW + ww.count - 1; ++j) {
+        int const h = h0_ + wh.lo + i;
+        int const w = w0_ + ww.lo + j;
+        bool const inside = d >= 0 && d < p_.in_size[0] && h >= 0 && h < p_.in_size[1] && w >= 0 && w < p_.in_size[2];
+        int const row = f_.channels_last ? i * slab_.pitch + j : j * slab_.pitch + i;
+        for (int c = 0; inside && c < p_.in_channels; ++c) {
+          int const at = slab_offset(row, c / f_.vector(), slab_.bytes) + c % f_.vector() * f_.element;
+          stage.at(at / f_.element) = x(c, d, h, w);
+        }
+      }
+    }
+    return stage;
+  }
+
+  std::vector<int> make_image(Block const& b, int group) const {
+    std::vector<int> image(kWeightBlockBytes / f_.element);
+    for (int row = 0; row < block_rows(f_.element); ++row) {
+      BlockRow const target = block_row(f_.channels_last, f_.element, cls_, group, row);
+      for (int k = 0; k < 32; ++k) {
+        int tap[3];
+        bool live = target.channel < p_.out_channels && b.channel_block * 32 + k < p_.in_channels;
+        for (int axis = 0; axis < 3; ++axis) {
+          int const delta = window(p_.kernel[axis], p_.padding[axis]).lo + b.delta[axis];
+          tap[axis] = tap_of(target.parity[axis], delta, p_.padding[axis]);
+          live = live && tap[axis] >= 0 && tap[axis] < p_.kernel[axis];
+        }
+        if (!live) continue;
+        image.at(weight_offset(f_.element, row, k) / f_.element) =
+            weight(b.channel_block * 32 + k, target.channel, tap[0], tap[1], tap[2]);
+      }
+    }
+    return image;
+  }
+
+  /// Every accumulator of a warp through the unit's addresses and the copy engine's box to its output.
+  void expect_unit(std::vector<std::vector<int>> const& sum, int warp, int group, int d, int weight_rows) const {
+    int const width = f_.channels_last || f_.element == 2 ? 64 : 128;
+    std::vector<int> unit(kUnitBytes / f_.element, -1000000);
+    int const columns = f_.channels_last ? weight_rows : 128;
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int part = 0; part < static_cast<int>(sum.size()); ++part) {
+        for (int i = 0; i < columns / 2; ++i) {
+          // wgmma's accumulator: register i is row lane / 4 + 8 half of the warp's 16, column 8 j + 2 (lane % 4) + b.
+          int const j = i / 4, half = i / 2 % 2, b = i % 2;
+          int const m = warp * 16 + lane / 4 + 8 * half;
+          int const n = 8 * j + lane % 4 * 2 + b;
+          int row, chunk, at, value;
+          if (f_.channels_last) {
+            int const per_parity = f_.vector() / 2;
+            int const parity = j / per_parity;
+            row = unit_row_ndhwc(lane, part, half, parity / 2, parity % 2);
+            chunk = lane % 4;
+            at = j % per_parity * 2 + b;
+            value = sum[part][m * weight_rows + n];
+          } else {
+            int const ow = 2 * j + half;
+            row = unit_row_ncdhw(f_.element, lane, b, part);
+            chunk = ow / f_.vector();
+            at = ow % f_.vector();
+            value = sum[part][n * weight_rows + m];
+          }
+          int const address = swizzled(row * width + chunk * 16, width) + at * f_.element;
+          ASSERT_EQ(unit.at(address / f_.element), -1000000) << "written twice";
+          unit.at(address / f_.element) = value;
+        }
+      }
+    }
+    // The box, innermost first: (W 32, H / 4, C, D, H mod 4) or (C, W / 2, H, D, W mod 2).
+    int const inner = width / f_.element;
+    for (int index = 0; index < kUnitBytes / f_.element; ++index) {
+      int const i0 = index % inner;
+      int const rest = index / inner;
+      int c, oh, ow;
+      if (f_.channels_last) {
+        c = cls_ * class_channels(f_.element) + i0;
+        ow = 2 * w0_ + 2 * (rest % 16) + rest / 64;
+        oh = 2 * h0_ + 4 * warp + rest / 16 % 4;
+      } else {
+        int const channels = f_.vector();
+        ow = 2 * w0_ + i0;
+        c = cls_ * class_channels(f_.element) + warp * channels + rest / 4 % channels;
+        oh = 2 * h0_ + 4 * (rest % 4) + rest / 4 / channels;
+      }
+      if (c >= p_.out_channels) continue;
+      int const address = swizzled(index * f_.element / 16 * 16, width) + index * f_.element % 16;
+      ASSERT_EQ(unit.at(address / f_.element), gather(c, 2 * d + group, oh, ow))
+          << "channel " << c << " od " << 2 * d + group << " oh " << oh << " ow " << ow;
+    }
+  }
+
+  /// By the definition; outputs outside the tensor too, since the copy engine cuts them off.
+  int gather(int c, int od, int oh, int ow) const {
+    int sum = 0;
+    int const o[3] = {od, oh, ow};
+    for (int a = 0; a < p_.kernel[0]; ++a) {
+      for (int b = 0; b < p_.kernel[1]; ++b) {
+        for (int e = 0; e < p_.kernel[2]; ++e) {
+          int const tap[3] = {a, b, e};
+          int64_t i[3];
+          bool live = true;
+          for (int axis = 0; axis < 3; ++axis) {
+            int64_t const v = o[axis] + p_.padding[axis] - tap[axis];
+            i[axis] = v / 2;
+            live = live && v >= 0 && v % 2 == 0 && i[axis] < p_.in_size[axis];
+          }
+          for (int k = 0; live && k < p_.in_channels; ++k) sum += x(k, i[0], i[1], i[2]) * weight(k, c, a, b, e);
+        }
+      }
+    }
+    return sum;
+  }
+
+  Problem p_;
+  Form f_;
+  Slab slab_;
+  int cls_, h0_, w0_;
+};
+
+struct TileCase {
+  char const* name;
+  Problem problem;
+};
+
+TEST(Sm90Tile, EqualsTheDefinition) {
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
+    for (bool last : {false, true}) {
+      TileCase const cases[] = {
+          {"reference", make(1, 32, 64, {3, 16, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last)},
+          {"k2, two slabs", make(1, 72, 24, {2, 9, 20}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, last)},
+          {"k4 and uneven", make(1, 8, 16, {3, 9, 18}, {4, 3, 2}, {1, 2, 0}, {0, 1, 0}, dtype, last)},
+          {"k2 3 4, padding 1 0 2", make(1, 40, 16, {4, 9, 18}, {2, 3, 4}, {1, 0, 2}, {1, 0, 1}, dtype, last)},
+      };
+      for (TileCase const& c : cases) {
+        SCOPED_TRACE(std::string(c.name) + (last ? ", NDHWC" : ", NCDHW") +
+                     (dtype == CONVT3D_F32 ? ", fp32" : ", fp16"));
+        int const cls = class_count(c.problem) - 1;
+        for (int group = 0; group < kGroups; ++group) {
+          Tile(c.problem, cls, 0, 0).expect_outputs(group, 0);
+          Tile(c.problem, 0, 1, 1).expect_outputs(group, 1);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+/// 16-byte accesses are served eight lanes at a time: these must touch all 32 banks.
+TEST(Sm90Tile, UnitAccessesDoNotConflict) {
+  for (int element : {2, 4}) {
+    for (bool last : {false, true}) {
+      int const width = last || element == 2 ? 64 : 128;
+      for (int lane0 = 0; lane0 < 32; lane0 += 8) {
+        for (int chunk = 0; chunk < width / 16; ++chunk) {
+          unsigned touched = 0;
+          for (int lane = lane0; lane < lane0 + 8; ++lane) {
+            int const row = last ? unit_row_ndhwc(lane, 1, 1, 0, 1) : unit_row_ncdhw(element, lane, 1, 0);
+            int const at = swizzled(row * width + (last ? lane % 4 : chunk) * 16, width);
+            touched |= 1u << (at / 16 % 8);
+          }
+          EXPECT_EQ(touched, 0xffu) << element << last << ' ' << lane0 << ' ' << chunk;
+        }
+      }
+    }
+  }
+}
+
+// ---- configuration ---------------------------------------------------------------------------------------------
+
+TEST(Sm90Config, FitsIntoSharedMemory) {
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16, CONVT3D_BF16}) {
+    for (bool last : {false, true}) {
+      for (int in : {8, 16, 32, 64, 128, 256}) {
+        for (int k : {2, 3, 4}) {
+          Problem const p =
+              make(2, in, 64, {8, 16, 16}, {k, k, k}, {k / 3, k / 3, k / 3}, {k % 2, k % 2, k % 2}, dtype, last);
+          Config const c = choose_config(p);
+          if (!refusal(p).empty()) continue;
+          EXPECT_LE(shared_bytes(p, c.stages, c.ring), kSharedLimit);
+          EXPECT_GE(c.ring, kSmallestRing);
+          EXPECT_LE(c.ring, kLargestRing);
+          EXPECT_GE(c.stages, window(p.kernel[0], p.padding[0]).count);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm90Config, TilesCoverTheOutputOnce) {
+  Problem const p = make(3, 32, 64, {5, 9, 18}, {3, 3, 3}, {1, 1, 1}, {0, 1, 0});
+  for (int length : {1, 2, 4}) {
+    Tiling const t = tiling(p, length);
+    EXPECT_EQ(t.pairs[0], 5);
+    EXPECT_EQ(t.pairs[1], 9);
+    EXPECT_EQ(t.pairs[2], 18);
+    EXPECT_EQ(t.runs, 3 * ceil_div(5, length) * 2 * 2);
+  }
+}
+
+TEST(Sm90Config, WorkspacePartsDoNotOverlap) {
+  Problem const p = reference();
+  Config const c = choose_config(p);
+  Workspace const w = workspace_layout(p, c);
+  EXPECT_LE(w.counters + class_count(p) * 4, w.suspects);
+  EXPECT_LE(w.suspects + kPrepareCtas * 4, w.owners);
+  EXPECT_LE(w.owners + class_count(p) * tiling(p, c.run_length).runs * 4, w.weights);
+  EXPECT_EQ(w.weights % 128, 0u);
+  EXPECT_EQ(w.weights + class_count(p) * class_blocks(p) * kWeightBlockBytes, w.bytes);
+}
+
+// ---- what is taken ---------------------------------------------------------------------------------------------
+
+TEST(Sm90Supported, TakesTheReferenceInEveryTypeAndFormat) {
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16, CONVT3D_BF16}) {
+    for (bool last : {false, true}) EXPECT_EQ(refusal(reference(dtype, last)), "");
+  }
+}
+
+TEST(Sm90Supported, SaysWhatItDoesNotTake) {
+  auto with = [](auto change) {
+    Problem p = reference();
+    change(p);
+    return refusal(p);
+  };
+  EXPECT_EQ(refusal(reference(), {80, 108}), "sm90: compute capability is 80, the kernel takes 90");
+  EXPECT_EQ(refusal(reference(), {100, 148}), "sm90: compute capability is 100, the kernel takes 90");
+  EXPECT_EQ(with([](Problem& p) { p.precision = CONVT3D_IEEE; }),
+            "sm90: precision of float32 is 0, the kernel takes 1 (tf32)");
+  EXPECT_EQ(with([](Problem& p) { p.groups = 2; }), "sm90: groups is 2, the kernel takes 1");
+  EXPECT_EQ(with([](Problem& p) { p.stride[1] = 3; }), "sm90: stride along H is 3, the kernel takes 2");
+  EXPECT_EQ(with([](Problem& p) { p.dilation[0] = 2; }), "sm90: dilation along D is 2, the kernel takes 1");
+  EXPECT_EQ(with([](Problem& p) { p.kernel[2] = 5; }), "sm90: kernel size along W is 5, the kernel takes 2, 3 or 4");
+  EXPECT_EQ(with([](Problem& p) { p.in_channels = 12; }), "sm90: in_channels is 12, the kernel takes multiples of 8");
+  EXPECT_EQ(with([](Problem& p) { p.out_channels = 20; }), "sm90: out_channels is 20, the kernel takes multiples of 8");
+  EXPECT_EQ(with([](Problem& p) { p.y_alignment = 8; }), "sm90: alignment of y is 8, the kernel takes 16 bytes");
+  EXPECT_EQ(with([](Problem& p) { p.add_alignment = 4; }),
+            "sm90: alignment of a full-size add is 4, the kernel takes 16 bytes");
+  EXPECT_EQ(with([](Problem& p) { p.y_stride[3] = 33; }),
+            "sm90: a stride of y is 33, the kernel takes positive multiples of 4");
+  EXPECT_EQ(with([](Problem& p) { p.add_stride[1] = 0; }),
+            "sm90: a stride of a full-size add is 0, the kernel takes positive multiples of 4");
+  EXPECT_EQ(with([](Problem& p) { p.x_stride[4] = 2; }), "sm90: stride of x along W is 2, the kernel takes 1, as of y");
+  EXPECT_NE(refusal(make(1, 320, 64, {4, 8, 8}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1})), "");
+}
+
+TEST(Sm90Supported, MixedFormatsAreRefused) {
+  Problem const last = reference(CONVT3D_F16, true);
+  Problem p = reference(CONVT3D_F16, false);
+  for (int i = 0; i < 5; ++i) p.x_stride[i] = last.x_stride[i];
+  EXPECT_NE(refusal(p), "");
+  p = last;
+  for (int i = 0; i < 5; ++i) p.add_stride[i] = reference(CONVT3D_F16, false).add_stride[i];
+  EXPECT_NE(refusal(p), "");
+}
+
+TEST(Sm90Supported, AnyBroadcastOverVoxelsIsTaken) {
+  for (bool last : {false, true}) {
+    Problem p = reference(CONVT3D_F16, last);
+    for (int i = 2; i < 5; ++i) p.add_stride[i] = 0;
+    p.add_stride[0] = 64;
+    p.add_stride[1] = 1;
+    p.add_alignment = 2;
+    EXPECT_EQ(refusal(p), "");
+    p.add_stride[0] = p.add_stride[1] = 0;
+    EXPECT_EQ(refusal(p), "");
+  }
+}
+
+}  // namespace
+}  // namespace convt3d::sm90
