@@ -4,6 +4,7 @@
 ``y = act(conv_transpose3d(x, w) + bias + add)`` as one operation: see :func:`conv_transpose3d`.
 """
 
+from ._cat import conv_transpose3d_cat
 from ._explain import Explanation, explain
 from ._functional import conv_transpose3d
 from ._fuse import FuseEntry, FuseReport, fuse, fuse_report, unfuse
@@ -20,6 +21,7 @@ __all__ = [
     "ModelNew",
     "__version__",
     "conv_transpose3d",
+    "conv_transpose3d_cat",
     "explain",
     "fuse",
     "fuse_report",

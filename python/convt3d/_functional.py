@@ -85,6 +85,48 @@ def conv_transpose3d(
             negative_slope=negative_slope,
             precision=precision,
         )
+    arguments = operator_arguments(
+        input,
+        weight,
+        bias,
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
+        add,
+        add_order,
+        activation,
+        negative_slope,
+        precision,
+    )
+    if not torch.compiler.is_compiling() and input.is_cuda and nothing_in_between(tensors):
+        out = _direct(arguments)
+        if out is not None:
+            return out
+    return forward_op(*arguments)  # type: ignore[no-any-return]
+
+
+def operator_arguments(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntOrTriple,
+    padding: IntOrTriple,
+    output_padding: IntOrTriple,
+    groups: int,
+    dilation: IntOrTriple,
+    add: Tensor | None,
+    add_order: str,
+    activation: str,
+    negative_slope: float,
+    precision: str | None,
+) -> tuple[Any, ...]:
+    """What :func:`conv_transpose3d` is called with as the operator's arguments, in its schema's order.
+
+    Raises:
+        TypeError, RuntimeError, ValueError: an argument of a kind that the schema does not have.
+    """
     for name, tensor in (("input", input), ("weight", weight), ("bias", bias), ("add", add)):
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("input", "weight")):
             raise TypeError(f"convt3d: {name} must be a Tensor, got {type(tensor).__name__}")
@@ -99,7 +141,7 @@ def conv_transpose3d(
             raise TypeError(f"convt3d: {name} must be a string, got {value!r} ({type(value).__name__})")
     if type(negative_slope) is not float:
         negative_slope = number(negative_slope, "negative_slope")
-    arguments = (
+    return (
         input,
         weight,
         bias,
@@ -114,14 +156,9 @@ def conv_transpose3d(
         negative_slope,
         schema_precision(precision),
     )
-    if not torch.compiler.is_compiling() and input.is_cuda and _nothing_in_between(tensors):
-        out = _direct(arguments)
-        if out is not None:
-            return out
-    return forward_op(*arguments)  # type: ignore[no-any-return]
 
 
-def _nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
+def nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether no feature of the dispatcher (autograd, autocast, subclass, mode, transform) has a say."""
     needs_grad = False
     for tensor in tensors:

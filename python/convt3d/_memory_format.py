@@ -80,6 +80,22 @@ def output_is_channels_last(input: Tensor, weight: Tensor) -> bool:
     )
 
 
+def cat_is_channels_last(first_shape: Sequence[int], first_channels_last: bool, second: Tensor) -> bool:
+    """Whether ``torch.cat([first, second], 1)`` is channels_last_3d: where it is the format of both.
+
+    Args:
+        first_shape, first_channels_last: of a 5-D result of ours, which has exactly that format's strides.
+        second: 5-D.
+    """
+    # The strides of one value per sample are ambiguous, and an empty result counts as contiguous.
+    return (
+        first_channels_last
+        and any(surely(extent > 1) for extent in first_shape[1:])
+        and not any(surely(extent == 0) for extent in first_shape)
+        and suggests_channels_last_3d(second.shape, second.stride())
+    )
+
+
 def as_memory_format(channels_last: bool) -> torch.memory_format:
     return torch.channels_last_3d if channels_last else torch.contiguous_format
 

@@ -42,6 +42,7 @@ class Native:
     """The loaded binding, or why there is none."""
 
     forward: Any = None
+    forward_into: Any = None
     reason: str = ""
 
     @property
@@ -77,7 +78,8 @@ def _load() -> Native:
         return Native(reason=_does_not_exist(BINDING_LIBRARY))
     try:
         _load_library(str(BINDING_LIBRARY))
-        return Native(forward=torch.ops.convt3d_native.forward.default)
+        operators = torch.ops.convt3d_native
+        return Native(operators.forward.default, operators.forward_into.default)
     except (OSError, AttributeError, RuntimeError) as error:
         # torch says no more than that it could not load; what the loader said is the cause.
         cause = "" if error.__cause__ is None else f": {error.__cause__}"
@@ -134,6 +136,24 @@ def forward(arguments: tuple[Any, ...]) -> Tensor | None:
         torch.OutOfMemoryError: memory for the output or the workspace ran out.
         RuntimeError: a CUDA call failed.
     """
+    coded = _coded(arguments)
+    if coded is None:
+        return None
+    return call(*coded, int(output_is_channels_last(arguments[0], arguments[1])))
+
+
+def forward_into(out: Tensor, arguments: tuple[Any, ...]) -> bool:
+    """Like :func:`forward`, into ``out``; False, with nothing written, where no kernel takes the call.
+
+    Args:
+        out: of the output's shape and with any strides; shares no memory with an input.
+    """
+    coded = _coded(arguments)
+    return coded is not None and call_into(out, *coded)
+
+
+def _coded(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The binding's arguments, or None where the call is not for the kernels."""
     *described, add_order, activation, negative_slope, precision = arguments
     kernel = requested_kernel()
     act = ACTIVATIONS.get(activation)
@@ -145,14 +165,13 @@ def forward(arguments: tuple[Any, ...]) -> Tensor | None:
         or not native().available
     ):
         return None
-    return call(
+    return (
         *described,
         ADD_ORDERS.index(add_order),
         act.code,
         negative_slope,
         PRECISION_CODES[resolve_precision(precision, "cuda")],
         kernel,
-        int(output_is_channels_last(arguments[0], arguments[1])),
     )
 
 
@@ -161,10 +180,25 @@ def call(*arguments: Any) -> Tensor | None:
     try:
         return native().forward(*arguments)  # type: ignore[no-any-return]
     except RuntimeError as error:
-        failed = _OUT_OF_MEMORY.search(str(error))
-        if failed is not None:
-            # The stable ABI hands a failed allocation on as a plain error. The same allocations again, by
-            # torch itself, raise the one that callers know how to handle.
-            device = arguments[0].device
-            _again = [torch.empty(int(size), dtype=torch.uint8, device=device) for size in failed.groups()]
+        _raise_if_out_of_memory(error, arguments[0].device)
         raise
+
+
+def call_into(out: Tensor, *arguments: Any) -> bool:
+    """``convt3d_native::forward_into`` itself, with torch's own error where memory runs out."""
+    try:
+        return native().forward_into(out, *arguments)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        _raise_if_out_of_memory(error, out.device)
+        raise
+
+
+def _raise_if_out_of_memory(error: RuntimeError, device: torch.device) -> None:
+    """Raises torch's own error where ``error`` says that an allocation of the binding's failed.
+
+    The stable ABI hands it on as a plain one. The same allocations again, by torch itself, raise the one that
+    callers know how to handle.
+    """
+    failed = _OUT_OF_MEMORY.search(str(error))
+    if failed is not None:
+        _again = [torch.empty(int(size), dtype=torch.uint8, device=device) for size in failed.groups()]

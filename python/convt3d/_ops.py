@@ -134,6 +134,12 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
         problem = Problem.create(*args)
         with torch._C._AutoDispatchBelowAutograd():
             out = forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        _ConvTranspose3dFunction.remember(ctx, problem, args)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def remember(ctx: Any, problem: Problem, args: _Args) -> None:
+        """Leaves in ``ctx`` what :meth:`backward` reads; ``args`` are the arguments after the first."""
         input, weight, bias, add = _tensors(args)
         mask = _tensors(ctx.needs_input_grad[1:])
         # Gradients of bias and add alone are sums of what the activation passes back.
@@ -152,7 +158,6 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
         ctx.args = _with_tensors(args, lambda tensor: None)  # type: ignore[arg-type, return-value]
         ctx.add_shape = None if add is None else add.shape
         ctx.set_materialize_grads(False)
-        return out  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@
 //
 // The library as a torch operator, over LibTorch's stable ABI only: no at:: or c10:: type, no Python API.
 //
-//   convt3d_native::forward(...) -> Tensor?   the result, or none where no kernel takes the call
+//   convt3d_native::forward(...) -> Tensor?          the result, or none where no kernel takes the call
+//   convt3d_native::forward_into(out, ...) -> bool   the same into `out`, such as a slice of a larger tensor
 //
 // It never raises for a bad or unsupported call, and writes nothing then: Python does the full validation, with
 // torch's own error texts, and the fallback. It raises on CUDA errors and where memory runs out. It is registered for
@@ -45,7 +46,8 @@ struct Call {
   double negative_slope;
   int64_t precision;
   int64_t kernel;
-  bool channels_last;
+  bool channels_last;  // of a result that is allocated here
+  Tensor const* out = nullptr;
 };
 
 int32_t device_type_of(Tensor const& tensor) {
@@ -120,8 +122,8 @@ std::optional<convt3d_dtype> library_dtype(int32_t dtype) {
 // Describes the call to the library; false where it cannot be described.
 // What the description itself says wrong is the library's to find, except where this code already depends on it.
 bool describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDims]) {
-  std::array<Tensor const*, 4> const tensors = {&call.input, &call.weight, call.bias ? &*call.bias : nullptr,
-                                                call.add ? &*call.add : nullptr};
+  std::array<Tensor const*, 5> const tensors = {&call.input, &call.weight, call.bias ? &*call.bias : nullptr,
+                                                call.add ? &*call.add : nullptr, call.out};
   int32_t const dtype = dtype_of(call.input);
   int32_t const device = call.input.get_device_index();
   for (Tensor const* tensor : tensors) {
@@ -173,10 +175,19 @@ bool describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDi
 
   copy_strides(call.input, problem.x_stride);
   copy_strides(call.weight, problem.weight_stride);
-  dense_strides(shape, call.channels_last, problem.y_stride);
   problem.x_alignment = alignment_of(call.input.const_data_ptr());
   problem.add_alignment = 16;
-  problem.y_alignment = 16;  // torch's allocators give more
+  if (call.out == nullptr) {
+    dense_strides(shape, call.channels_last, problem.y_stride);
+    problem.y_alignment = 16;  // torch's allocators give more
+  } else {
+    if (call.out->dim() != kDims) return false;
+    for (int dim = 0; dim < kDims; ++dim) {
+      if (call.out->size(dim) != shape[dim]) return false;
+    }
+    copy_strides(*call.out, problem.y_stride);
+    problem.y_alignment = alignment_of(call.out->const_data_ptr());
+  }
   if (call.bias) {
     if (call.bias->dim() != 1 || call.bias->size(0) != problem.out_channels) return false;
     problem.has_bias = 1;
@@ -236,6 +247,7 @@ void raise(convt3d_status status, char const* message) {
   STD_TORCH_CHECK(false, "convt3d: ", message, " (status ", static_cast<int>(status), ")");
 }
 
+// The result, or none.
 std::optional<Tensor> run(Call const& call) {
   convt3d_problem problem;
   int64_t shape[kDims];
@@ -249,14 +261,16 @@ std::optional<Tensor> run(Call const& call) {
   if (declined(status)) return std::nullopt;
   if (status != CONVT3D_OK) raise(status, message);
 
-  std::optional<Tensor> y =
-      empty_cuda({shape, shape + kDims}, {problem.y_stride, problem.y_stride + kDims}, dtype_of(call.input), index);
+  std::optional<Tensor> y = call.out != nullptr
+                                ? std::optional<Tensor>(*call.out)
+                                : empty_cuda({shape, shape + kDims}, {problem.y_stride, problem.y_stride + kDims},
+                                             dtype_of(call.input), index);
   std::optional<Tensor> workspace;
   if (y && plan.workspace_bytes != 0) {
     workspace = empty_cuda({static_cast<int64_t>(plan.workspace_bytes)}, {1}, aoti_torch_dtype_uint8(), index);
   }
   if (!y || (plan.workspace_bytes != 0 && !workspace)) {
-    int64_t bytes = static_cast<int64_t>(call.input.element_size());
+    int64_t bytes = call.out != nullptr ? 0 : static_cast<int64_t>(call.input.element_size());
     for (int64_t extent : shape) bytes *= extent;
     // The stable ABI does not say why. Python reads the two numbers and lets torch say it.
     STD_TORCH_CHECK(false, "convt3d: cannot allocate ", bytes, " bytes of output and ", plan.workspace_bytes,
@@ -292,6 +306,16 @@ std::optional<Tensor> forward_op(Tensor const& input, Tensor const& weight, std:
               negative_slope, precision, kernel, channels_last != 0});
 }
 
+bool forward_into_op(Tensor const& out, Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
+                     std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
+                     std::vector<int64_t> const& output_padding, int64_t groups, std::vector<int64_t> const& dilation,
+                     std::optional<Tensor> const& add, int64_t add_order, int64_t activation, double negative_slope,
+                     int64_t precision, int64_t kernel) {
+  return run({input, weight, bias, stride, padding, output_padding, groups, dilation, add, add_order, activation,
+              negative_slope, precision, kernel, false, &out})
+      .has_value();
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(convt3d_native, m) {
@@ -299,6 +323,13 @@ STABLE_TORCH_LIBRARY(convt3d_native, m) {
       "forward(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, "
       "int groups, int[] dilation, Tensor? add, int add_order, int activation, float negative_slope, int precision, "
       "int kernel, int channels_last) -> Tensor?");
+  m.def(
+      "forward_into(Tensor(a!) out, Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
+      "int[] output_padding, int groups, int[] dilation, Tensor? add, int add_order, int activation, "
+      "float negative_slope, int precision, int kernel) -> bool");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(convt3d_native, CompositeExplicitAutograd, m) { m.impl("forward", TORCH_BOX(&forward_op)); }
+STABLE_TORCH_LIBRARY_IMPL(convt3d_native, CompositeExplicitAutograd, m) {
+  m.impl("forward", TORCH_BOX(&forward_op));
+  m.impl("forward_into", TORCH_BOX(&forward_into_op));
+}

@@ -51,15 +51,20 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def deferred(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The activations of the calls that a fused model deferred and that then ran."""
+    """The activations of the calls that a fused model deferred and that then ran, with " cat" into one."""
     found: list[str] = []
-    real = _call.conv_transpose3d
 
-    def spy(*args: Any, **kwargs: Any) -> torch.Tensor:
-        found.append(kwargs["activation"])
-        return real(*args, **kwargs)
+    def watch(name: str, suffix: str) -> None:
+        real = getattr(_call, name)
 
-    monkeypatch.setattr(_call, "conv_transpose3d", spy)
+        def spy(*args: Any, **kwargs: Any) -> torch.Tensor:
+            found.append(kwargs["activation"] + suffix)
+            return real(*args, **kwargs)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(_call, name, spy)
+
+    watch("conv_transpose3d", "")
+    watch("conv_transpose3d_cat", " cat")
     return found
 
 

@@ -219,18 +219,18 @@ def test_the_binding_reports_memory_in_the_words_that_are_understood() -> None:
 
 def test_what_keeps_a_call_off_the_short_way() -> None:
     plain = (torch.zeros(1), torch.nn.Parameter(torch.zeros(1), requires_grad=False), None, None)
-    assert _functional._nothing_in_between(plain)
+    assert _functional.nothing_in_between(plain)
     wants_grad = (torch.zeros(1), torch.nn.Parameter(torch.zeros(1)), None, None)
-    assert not _functional._nothing_in_between(wants_grad)
+    assert not _functional.nothing_in_between(wants_grad)
     with torch.no_grad():
-        assert _functional._nothing_in_between(wants_grad)
+        assert _functional.nothing_in_between(wants_grad)
     with FakeTensorMode() as mode:
-        assert not _functional._nothing_in_between((mode.from_tensor(torch.zeros(1)), None, None, None))
+        assert not _functional.nothing_in_between((mode.from_tensor(torch.zeros(1)), None, None, None))
     with FakeTensorMode():
-        assert not _functional._nothing_in_between(plain)
+        assert not _functional.nothing_in_between(plain)
     with torch.autograd.forward_ad.dual_level():
-        assert not _functional._nothing_in_between(plain)
-    torch.func.vmap(lambda x: (_expect(not _functional._nothing_in_between((x, None, None, None))), x)[1])(
+        assert not _functional.nothing_in_between(plain)
+    torch.func.vmap(lambda x: (_expect(not _functional.nothing_in_between((x, None, None, None))), x)[1])(
         torch.zeros(2)
     )
 

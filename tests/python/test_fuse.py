@@ -160,7 +160,7 @@ LEFT: list[tuple[str, Callable[[Tensor, Tensor], Any], str]] = [
     ("used twice", lambda t, s: (F.relu(t), t), "used 2 times"),
     ("added to itself", lambda t, s: t + t, "used twice by add"),
     ("returned", lambda t, s: t, "then the model's output"),
-    ("cat", lambda t, s: torch.cat([t, s], 1), "then cat"),
+    ("cat", lambda t, s: torch.cat([t, s, s], 1), "then cat"),
     ("mul", lambda t, s: t * s, "then mul"),
     ("swish, not x_hardswish", lambda t, s: t * torch.sigmoid(t), "used 2 times"),
     ("other gate", lambda t, s: s * F.hardswish(t) + t, "used 2 times"),

@@ -128,7 +128,7 @@ NETWORKS = {
         patch,
         2,
         1,  # the last one is bare
-        ("batch_norm", "leaky_relu"),
+        ("batch_norm", "leaky_relu", "cat"),
     ),
     "UNet-batch_norm-PReLU": Network(
         lambda: monai("UNet", 3, 1, 2, (4, 8, 16), (2, 2), norm="batch", dropout=0.1),
@@ -153,23 +153,23 @@ NETWORKS = {
         ),
         patch,
         3,
-        0,
-        reason="then cat",
+        3,
+        ("cat",),
     ),
     "UNETR": Network(
         lambda: monai("UNETR", 1, 2, (16,) * 3, 4, 24, 32, 2, conv_block=False),
         patch,
         10,
-        0,
-        reason="then cat",
+        4,  # the others go into blocks of their own
+        ("cat",),
     ),
     "SwinUNETR": Network(
         lambda: monai("SwinUNETR", 1, 2, feature_size=12, depths=(1,) * 4, num_heads=(1, 1, 2, 2)),
         lambda: (torch.randn(1, 1, 64, 32, 32),),
         5,
-        0,
+        5,
+        ("cat",),
         example=True,
-        reason="then cat",
         grads=False,
     ),
     "VQVAE": Network(
@@ -227,11 +227,11 @@ NETWORKS = {
         lambda: nnunet("PlainConvUNet", n_conv_per_stage=1, deep_supervision=True),
         patch,
         2,
-        0,
-        reason="then cat",
+        2,
+        ("cat",),
     ),
     "ResidualEncoderUNet": Network(
-        lambda: nnunet("ResidualEncoderUNet", n_blocks_per_stage=1), patch, 2, 0, reason="then cat"
+        lambda: nnunet("ResidualEncoderUNet", n_blocks_per_stage=1), patch, 2, 2, ("cat",)
     ),
 }
 
@@ -250,13 +250,18 @@ def test_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert network.reason in str(report)
     # What is planned is what runs.
     ran = []
-    real = _call.conv_transpose3d
 
-    def spy(*args: Any, **kwargs: Any) -> Tensor:
-        ran.append(kwargs["add"] is not None or kwargs["activation"] != "none")
-        return real(*args, **kwargs)
+    def watch(name: str) -> None:
+        real = getattr(_call, name)
 
-    monkeypatch.setattr(_call, "conv_transpose3d", spy)
+        def spy(*args: Any, **kwargs: Any) -> Tensor:
+            ran.append("skip" in kwargs or kwargs["add"] is not None or kwargs["activation"] != "none")
+            return real(*args, **kwargs)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(_call, name, spy)
+
+    watch("conv_transpose3d")
+    watch("conv_transpose3d_cat")
     one_pass(model, args, training=False)
     assert len(ran) == network.fused and (all(ran) or network.steps == ("batch_norm",))
 

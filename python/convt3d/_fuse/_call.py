@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._cat import conv_transpose3d_cat
 from .._functional import conv_transpose3d
 from .._problem import Triple
 
@@ -46,7 +47,10 @@ class Ambience(NamedTuple):
 
 @dataclass
 class Call:
-    """The arguments of one :func:`convt3d.conv_transpose3d`, collected step by step; never changed."""
+    """The arguments of one :func:`convt3d.conv_transpose3d`, collected step by step; never changed.
+
+    With ``cat`` (skip, skip_first) it is one :func:`convt3d.conv_transpose3d_cat`, and nothing follows.
+    """
 
     input: Tensor
     weight: Tensor
@@ -63,6 +67,7 @@ class Call:
     add_order: str = "before"
     activation: str = "none"
     negative_slope: float = 0.01
+    cat: tuple[Tensor, bool] | None = None
 
     def but(self, **changes: Any) -> Call:
         """A copy with some fields changed (``dataclasses.replace`` takes ten times as long)."""
@@ -78,7 +83,7 @@ class Call:
             return self._run(self.input, self.weight, self.bias, self.add)
 
     def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
-        return conv_transpose3d(
+        arguments: Any = (
             input,
             weight,
             bias,
@@ -87,12 +92,17 @@ class Call:
             self.output_padding,
             self.groups,
             self.dilation,
-            add=add,
-            add_order=self.add_order,
-            activation=self.activation,
-            negative_slope=self.negative_slope,
-            precision=self.precision,
         )
+        rest: Any = {
+            "add": add,
+            "add_order": self.add_order,
+            "activation": self.activation,
+            "negative_slope": self.negative_slope,
+            "precision": self.precision,
+        }
+        if self.cat is not None:
+            return conv_transpose3d_cat(*arguments, skip=self.cat[0], skip_first=self.cat[1], **rest)
+        return conv_transpose3d(*arguments, **rest)
 
     def gradients(self, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Of input, weight, bias and add, for a graph that got hold of the pending tensor itself."""

@@ -17,7 +17,19 @@ from torch.utils._pytree import tree_map
 
 from ._batch_norm import fold
 from ._call import Ambience, Call, versions_of
-from ._steps import ADD, BATCH_NORM, DROPOUT, METADATA, MUL, X_HARDSWISH, Step, classify, is_eval_dropout
+from ._steps import (
+    ADD,
+    BATCH_NORM,
+    CAT,
+    DROPOUT,
+    METADATA,
+    MUL,
+    X_HARDSWISH,
+    Step,
+    cat_dim,
+    classify,
+    is_eval_dropout,
+)
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -157,6 +169,8 @@ def _take(step: Step) -> Tensor | None:
     """The result of a call with a pending operand, if the plan has it next and it can be taken; else None."""
     if step.name == MUL:
         return _take_mul(step)
+    if step.name == CAT:
+        return _take_cat(step)
     if step.name == ADD:
         first, second = step.operands
         taken = _take_add(first, second, step)
@@ -214,6 +228,30 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
     order = "before" if call.activation == "none" else "after"
     call = call.but(add=other, add_order=order, versions=call.versions + versions_of(other))
     return _advance(pending, call, step.inplace)
+
+
+def _take_cat(step: Step) -> Tensor | None:
+    for first, second, skip_first in ((*step.operands, False), (*reversed(step.operands), True)):
+        pending = _open(first)
+        if pending is None or pending._remaining[0] != CAT or first is second:
+            continue
+        shape = pending._form.shape
+        channels = len(shape) - 4
+        skip = _resolved(second)
+        if (
+            cat_dim(step) in (channels, -4)
+            and type(skip) in PLAIN_TYPES
+            and skip.layout == torch.strided
+            and skip.dtype == pending._form.dtype  # another one would promote
+            and skip.device == pending._form.device
+            and skip.dim() == len(shape)
+            and all(
+                dim == channels or a == b for dim, (a, b) in enumerate(zip(skip.shape, shape, strict=True))
+            )
+        ):
+            call = pending._call
+            return call.but(cat=(skip, skip_first), versions=call.versions + versions_of(skip)).run()
+    return None
 
 
 def _broadcasts_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:

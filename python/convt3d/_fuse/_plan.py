@@ -13,12 +13,14 @@ from torch import fx, nn
 from ._steps import (
     ADD,
     BATCH_NORM,
+    CAT,
     DROPOUT,
     METADATA_ATTRIBUTES,
     METADATA_METHODS,
     MUL,
     X_HARDSWISH,
     Step,
+    cat_dim,
     classify,
 )
 from ._trace import has_hooks
@@ -69,13 +71,16 @@ class _Planner:
         input = conv.args[0] if conv.args else conv.kwargs.get("input")
         read = [(input, conv)] if isinstance(input, fx.Node) else []
         while True:
+            if CAT in steps:
+                reason = "written into the concatenation"
+                break
             found = self._next(chain[-1], steps)
             if isinstance(found, str):
                 reason = found
                 break
             name, nodes, operands = found
             # The gradient of an activation reads the add again: it may not change later either.
-            kept = ADD in steps and name not in (BATCH_NORM, DROPOUT)
+            kept = ADD in steps and name not in (BATCH_NORM, DROPOUT, CAT)
             adds = [(tensor, reader) for tensor, reader in read if reader is not conv]
             changed = self._changed(read, nodes[-1], {*chain, *nodes}) or (
                 self._changed(adds, None, {*chain, *nodes}) if kept else None
@@ -124,6 +129,8 @@ class _Planner:
             return then if ADD in steps or activated or BATCH_NORM in steps else (BATCH_NORM, [user], [])
         if step.name == ADD:
             return self._add(node, user, step, steps, then)
+        if step.name == CAT:
+            return self._cat(node, user, step, then)
         return then if activated else (step.name, [user], [])
 
     def _add(
@@ -139,6 +146,17 @@ class _Planner:
         if isinstance(other, (bool, int, float)):
             return f"{then} of a number"
         return ADD, [user], [other] if isinstance(other, fx.Node) else []
+
+    def _cat(
+        self, node: fx.Node, user: fx.Node, step: Step, then: str
+    ) -> tuple[str, list[fx.Node], list[fx.Node]] | str:
+        if user in self.claimed:
+            return f"{then}, into which the other operand's convolution writes"
+        # Which dimension is the channels' depends on the batch, so it is looked at in the call.
+        if cat_dim(step) not in (0, 1, -4):
+            return f"{then} along dimension {cat_dim(step)}"
+        other = step.operands[1] if step.operands[0] is node else step.operands[0]
+        return CAT, [user], [other] if isinstance(other, fx.Node) else []
 
     def _gated_by_itself(self, users: list[fx.Node], t: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         """The two nodes of ``t * hardswish(t)``."""

@@ -13,7 +13,8 @@ class FuseEntry:
     Attributes:
         name: of the module in the model; the first one, if it has several.
         replaced: whether the module is a ``FusedConvTranspose3d`` now.
-        fused: what is taken in behind it, in order: "batch_norm" (in eval), "add", an activation.
+        fused: what is taken in behind it, in order: "batch_norm" (in eval), "add", an activation; at the end
+            "cat", a concatenation with a skip that the result is written into.
         reason: why nothing, or nothing more, is taken in.
     """
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-BATCH_NORM, DROPOUT, ADD, MUL = "batch_norm", "dropout", "add", "mul"
+BATCH_NORM, DROPOUT, ADD, MUL, CAT = "batch_norm", "dropout", "add", "mul", "cat"
 X_HARDSWISH = "x_hardswish"
 
 
@@ -24,11 +24,11 @@ class Step:
     """One call that follows.
 
     Attributes:
-        name: "batch_norm", "dropout", "add", "mul", or an activation of the table.
-        operands: the tensor arguments that matter: one, or two for add and mul.
+        name: "batch_norm", "dropout", "add", "mul", "cat", or an activation of the table.
+        operands: the tensor arguments that matter: one, or two for add, mul and cat.
         negative_slope: of leaky_relu.
         inplace: whether the call changes its first operand.
-        arguments: all arguments by name, for batch_norm and dropout.
+        arguments: all arguments by name, for batch_norm, dropout and cat.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Step:
 
     @property
     def is_activation(self) -> bool:
-        return self.name not in (BATCH_NORM, DROPOUT, ADD, MUL)
+        return self.name not in (BATCH_NORM, DROPOUT, ADD, MUL, CAT)
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ def _table() -> _Table:
     enter_inplace(ADD, _BINARY, T.add_, T.__iadd__, operator.iadd)
     enter(MUL, _BINARY, torch.mul, T.mul, T.__mul__, T.__rmul__, operator.mul)
     enter_inplace(MUL, _BINARY, T.mul_, T.__imul__, operator.imul)
+    enter(CAT, ("tensors", "dim"), torch.cat, torch.concat, torch.concatenate)
     return table
 
 
@@ -128,6 +129,8 @@ def classify(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> S
         return None
     arguments = dict(zip(signature.parameters, args, strict=False))
     for key, value in kwargs.items():
+        if key == "axis" and signature.name == CAT:
+            key = "dim"
         if key == "alpha" and signature.name == ADD and value == 1:
             continue
         if key not in signature.parameters or key in arguments:
@@ -139,6 +142,11 @@ def classify(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> S
         if len(arguments) != 2:
             return None
         return Step(name, (arguments["input"], arguments["other"]), inplace=inplace)
+    if name == CAT:
+        parts = arguments.get("tensors")
+        if not isinstance(parts, (list, tuple)) or len(parts) != 2:
+            return None
+        return Step(CAT, tuple(parts), arguments=arguments)
     if "input" not in arguments:
         return None
     operands = (arguments["input"],)
@@ -157,6 +165,12 @@ def classify(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> S
             return None
         name = "gelu_tanh" if approximate == "tanh" else "gelu"
     return Step(name, operands, float(slope), inplace)
+
+
+def cat_dim(step: Step) -> Any:
+    """The dimension along which a cat call joins its operands."""
+    assert step.arguments is not None
+    return step.arguments.get("dim", 0)
 
 
 def is_eval_dropout(step: Step) -> bool:
