@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from . import _native
 from ._ops import forward_op
 from ._precision import schema_precision
-from ._problem import number, single_int, triple
+from ._problem import check_choices, number, single_int, triple
 
 IntOrTriple = int | Sequence[int]
 
@@ -136,9 +136,8 @@ def operator_arguments(
     dilations = triple(dilation, "dilation")
     if type(groups) is not int:
         groups = single_int(groups, "groups")
-    for name, value in (("activation", activation), ("add_order", add_order)):
-        if not isinstance(value, str):
-            raise TypeError(f"convt3d: {name} must be a string, got {value!r} ({type(value).__name__})")
+    # Not left to the operator: while a graph is traced, torch wraps what operators raise in its own class.
+    check_choices(activation, add_order)
     if type(negative_slope) is not float:
         negative_slope = number(negative_slope, "negative_slope")
     return (

@@ -203,7 +203,8 @@ class Problem:
             NotImplementedError: a dtype that PyTorch's operator does not have either.
             ValueError: an unknown activation, add_order or precision.
         """
-        act = _check_options(add_order, activation, negative_slope, precision)
+        act = check_choices(activation, add_order)
+        _check_options(negative_slope, precision)
         spatial = (
             triple(stride, "stride"),
             triple(padding, "padding"),
@@ -244,17 +245,29 @@ class Problem:
         return problem
 
 
-def _check_options(add_order: str, activation: str, negative_slope: float, precision: str) -> Activation:
-    act = ACTIVATIONS.get(activation) if isinstance(activation, str) else None
+def check_choices(activation: Any, add_order: Any) -> Activation:
+    """The activation of that name.
+
+    Raises:
+        TypeError: not a string.
+        ValueError: an unknown name.
+    """
+    for name, value in (("activation", activation), ("add_order", add_order)):
+        if not isinstance(value, str):
+            raise TypeError(f"convt3d: {name} must be a string, got {value!r} ({type(value).__name__})")
+    act = ACTIVATIONS.get(activation)
     if act is None:
         raise ValueError(f"convt3d: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if add_order not in ADD_ORDERS:
         raise ValueError(f"convt3d: add_order must be 'before' or 'after', got {add_order!r}")
+    return act
+
+
+def _check_options(negative_slope: float, precision: str) -> None:
     if precision not in PRECISIONS:
         raise ValueError(f"convt3d: precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if not isinstance(negative_slope, (int, float, torch.SymFloat)):
         raise TypeError(f"convt3d: negative_slope must be a number, got {negative_slope!r}")
-    return act
 
 
 def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._activations import ACTIVATIONS
 from ._functional import conv_transpose3d
 from ._precision import schema_precision
-from ._problem import ADD_ORDERS, number
+from ._problem import check_choices, number
 
 
 class FusedConvTranspose3d(nn.ConvTranspose3d):
@@ -46,16 +45,8 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
         negative_slope: float = 0.01,
         precision: str | None = None,
     ) -> None:
-        for name, value in (("activation", activation), ("add_order", add_order)):
-            if not isinstance(value, str):
-                raise TypeError(f"convt3d: {name} must be a string, got {value!r} ({type(value).__name__})")
+        check_choices(activation, add_order)
         number(negative_slope, "negative_slope")
-        if activation not in ACTIVATIONS:
-            raise ValueError(
-                f"convt3d: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
-            )
-        if add_order not in ADD_ORDERS:
-            raise ValueError(f"convt3d: add_order must be 'before' or 'after', got {add_order!r}")
         schema_precision(precision)
         super().__init__(
             in_channels,

@@ -52,7 +52,7 @@ def test_gradcheck_geometries(name: str) -> None:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_report_3342_gradcheck_activations(activation: str, order: str) -> None:
+def test_report_19_gradcheck_activations(activation: str, order: str) -> None:
     geometry = GEOMETRIES["k3s2"]
     tensors, shape = small(geometry, seed=3)
     add = torch.randn(shape[1], 1, shape[3], 1, dtype=torch.float64)

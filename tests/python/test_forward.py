@@ -85,7 +85,7 @@ def test_activations(activation: str, order: str, dtype: torch.dtype) -> None:
     assert_accurate(case, tensors, case.call(tensors))
 
 
-def test_pr_153276_large_fp16_values_do_not_overflow_inside() -> None:
+def test_report_16_large_fp16_values_do_not_overflow_inside() -> None:
     """t * hardswish(t) of t = 200 is 40000, in range for fp16, though its steps in fp16 are not exact."""
     x = torch.full((1, 1, 1, 1, 1), 200.0, dtype=torch.float16)
     w = torch.ones(1, 1, 1, 1, 1, dtype=torch.float16)
@@ -145,7 +145,7 @@ def test_positional_arguments_are_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_report_12013_empty_batch(channels_last: bool) -> None:
+def test_report_07_empty_batch(channels_last: bool) -> None:
     case = Case(batch=0, activation="x_hardswish", input_channels_last=channels_last)
     tensors = case.make()
     for tensor in tensors.present():
@@ -159,7 +159,7 @@ def test_report_12013_empty_batch(channels_last: bool) -> None:
         assert not tensor.grad.any()
 
 
-def test_report_144013_zero_size_output() -> None:
+def test_report_06_zero_size_output() -> None:
     x, w = torch.randn(2, 4, 1, 3, 3, requires_grad=True), torch.randn(4, 6, 2, 3, 3)
     out = conv_transpose3d(x, w, padding=(1, 0, 0), activation="gelu", add=torch.randn(6, 1, 1, 1))
     assert out.shape == F.conv_transpose3d(x, w, padding=(1, 0, 0)).shape == (2, 6, 0, 5, 5)
@@ -169,7 +169,7 @@ def test_report_144013_zero_size_output() -> None:
 
 @pytest.mark.parametrize("activation", ["none", "silu", "sigmoid", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_pr_87967_complex(dtype: torch.dtype, activation: str) -> None:
+def test_report_29_complex(dtype: torch.dtype, activation: str) -> None:
     x, w = torch.randn(1, 2, 2, 3, 2, dtype=dtype), torch.randn(2, 3, 2, 2, 2, dtype=dtype)
     add = torch.randn(1, 3, 4, 6, 4, dtype=dtype)
     t = F.conv_transpose3d(x, w, stride=2) + add
@@ -178,7 +178,7 @@ def test_pr_87967_complex(dtype: torch.dtype, activation: str) -> None:
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
-def test_report_91587_int64(activation: str) -> None:
+def test_report_29_int64(activation: str) -> None:
     x, w = torch.randint(-9, 9, (1, 2, 2, 3, 2)), torch.randint(-9, 9, (2, 3, 2, 2, 2))
     add = torch.randint(-9, 9, (3, 1, 1, 1))
     t = F.conv_transpose3d(x, w, stride=2) + add
@@ -186,7 +186,7 @@ def test_report_91587_int64(activation: str) -> None:
     assert torch.equal(conv_transpose3d(x, w, stride=2, add=add, activation=activation), expected)
 
 
-def test_strided_and_offset_views() -> None:
+def test_report_25_strided_and_offset_views() -> None:
     case = Case(activation="hardswish")
     t = case.make()
     assert t.bias is not None and t.add is not None

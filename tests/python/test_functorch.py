@@ -59,7 +59,7 @@ TRANSFORMS: dict[str, Probe] = {
     "vmap": lambda f, x, w, b, a: vmap(f, (0, None, None, 0))(x[:, None], w, b, a[:, None]),
     "vmap-unbatched": lambda f, x, w, b, a: vmap(f, (0, None, None, 0))(x, w, b, a),
     "vmap-weight": lambda f, x, w, b, a: vmap(f, (None, 0, None, None))(x, torch.stack([w, 2 * w]), b, a),
-    "functorch-338": lambda f, x, w, b, a: vmap(lambda x, w: f(x, w, None, a))(
+    "report-21-without-a-bias": lambda f, x, w, b, a: vmap(lambda x, w: f(x, w, None, a))(
         torch.stack([x, 2 * x]), torch.stack([w, 2 * w])
     ),
     "vmap-bias": lambda f, x, w, b, a: vmap(f, (None, None, 0, None))(x, w, torch.stack([b, 2 * b]), a),

@@ -98,7 +98,7 @@ def test_activations(activation: str, order: str, family: Family) -> None:
 
 @families
 @pytest.mark.parametrize("channels", [1, 2, 3, 5, 7, 9, 12, 15, 17, 31, 33, 45, 63, 65])
-def test_cutlass_651_channels_off_the_access_width(channels: int, family: Family) -> None:
+def test_report_24_channels_off_the_access_width(channels: int, family: Family) -> None:
     def calls() -> Iterator[Case]:
         for dtype in DTYPES:
             for layout in (False, True):
@@ -172,7 +172,7 @@ def test_ieee_magnitudes_within_one_tensor(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", ["sm80", "aten"], indirect=True)
-def test_pr_153276_fp16_does_not_overflow_inside(family: Family) -> None:
+def test_report_16_fp16_does_not_overflow_inside(family: Family) -> None:
     x = torch.full((1, 8, 4, 4, 4), 200.0, dtype=torch.float16, device="cuda")
     w = torch.zeros(8, 8, 2, 2, 2, dtype=torch.float16, device="cuda")
     for c in range(8):
@@ -190,7 +190,7 @@ def test_pr_153276_fp16_does_not_overflow_inside(family: Family) -> None:
 @families
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("channels_last", [False, True], ids=["nchw", "nhwc"])
-def test_views(channels_last: bool, dtype: torch.dtype, family: Family) -> None:
+def test_report_25_views(channels_last: bool, dtype: torch.dtype, family: Family) -> None:
     """cutlass 1323: offsets that break alignment, gaps, permutations, for every operand."""
     case = Case(
         cin=8,
@@ -245,7 +245,7 @@ def test_views(channels_last: bool, dtype: torch.dtype, family: Family) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=["double", "complex"])
-def test_other_types_fall_back(dtype: torch.dtype) -> None:
+def test_report_29_other_types_fall_back(dtype: torch.dtype) -> None:
     x = torch.randn(2, 4, 3, 3, 3, dtype=dtype, device="cuda")
     w = torch.randn(4, 6, 3, 3, 3, dtype=dtype, device="cuda")
     torch.backends.cudnn.conv.fp32_precision = "ieee"
@@ -254,7 +254,7 @@ def test_other_types_fall_back(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_integers_follow_eager() -> None:
+def test_report_29_integers_follow_eager() -> None:
     x = torch.ones(1, 2, 2, 2, 2, dtype=torch.int64, device="cuda")
     with pytest.raises(NotImplementedError):
         conv_transpose3d(x, x)
@@ -268,7 +268,7 @@ def test_devices_must_agree() -> None:
         conv_transpose3d(x, w.cuda(), add=torch.zeros(1))
 
 
-def test_bad_calls_raise_what_they_raise_on_a_cpu() -> None:
+def test_report_14_bad_calls_raise_what_they_raise_on_a_cpu() -> None:
     from test_errors import BAD
 
     for name, bad, error, message in BAD:

@@ -120,7 +120,7 @@ def test_ieee_against_float64(channels_last: bool, family: Family) -> None:
     assert error <= 2e-5
 
 
-def test_default_precision_follows_the_switch_between_calls() -> None:
+def test_report_31_default_precision_follows_the_switch_between_calls() -> None:
     _, model = models(5)
     torch.manual_seed(6)
     x, add = (t.cuda() for t in get_inputs(batch=2, uniform=False))

@@ -28,7 +28,7 @@ def case_for(family: Family) -> Case:
 
 @families
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
-def test_report_137970_bitwise_repeatable(dtype: torch.dtype, family: Family) -> None:
+def test_report_18_bitwise_repeatable(dtype: torch.dtype, family: Family) -> None:
     torch.backends.cudnn.deterministic = True  # where a call lands on it
     ran = False
     try:
@@ -48,7 +48,7 @@ def test_report_137970_bitwise_repeatable(dtype: torch.dtype, family: Family) ->
 
 
 @families
-def test_report_114048_side_stream(family: Family) -> None:
+def test_report_23_side_stream(family: Family) -> None:
     """Inputs are produced late on a side stream; a launch on another stream would read them too early."""
     case = case_for(family)
     tensors = case.make("cuda")
@@ -90,7 +90,7 @@ def test_does_not_synchronise(family: Family) -> None:
 
 @families
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-def test_cuda_graph_replays_with_changed_contents(dtype: torch.dtype, family: Family) -> None:
+def test_report_34_cuda_graph_replays_with_changed_contents(dtype: torch.dtype, family: Family) -> None:
     case = replace(case_for(family), dtype=dtype)
     static = case.make("cuda")
     family.require(case, static)
@@ -213,7 +213,7 @@ def test_opcheck_on_cuda() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_report_137033_autocast(dtype: torch.dtype) -> None:
+def test_report_27_autocast(dtype: torch.dtype) -> None:
     case = replace(CASE, precision=None)
     tensors = case.make("cuda")
     with torch.autocast("cuda", dtype=dtype):
@@ -226,7 +226,7 @@ def test_report_137033_autocast(dtype: torch.dtype) -> None:
     assert_accurate(narrow, cast, out)
 
 
-def test_report_54077_device_guard() -> None:
+def test_report_22_device_guard() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     tensors = CASE.make("cuda:1")
@@ -248,7 +248,7 @@ def test_both_ways_into_the_operator_agree() -> None:
     assert long.requires_grad and torch.equal(long, short)
 
 
-def test_empty_batch_and_zero_size() -> None:
+def test_report_07_empty_batch_and_zero_size() -> None:
     x, w = torch.randn(0, 4, 3, 3, 3, device="cuda"), torch.randn(4, 6, 3, 3, 3, device="cuda")
     assert conv_transpose3d(x, w, stride=2).shape == (0, 6, 7, 7, 7)
     x, w = torch.randn(2, 4, 1, 3, 3, device="cuda"), torch.randn(4, 6, 2, 3, 3, device="cuda")
@@ -377,7 +377,7 @@ def test_samples_too_far_apart_for_one_launch(family: Family) -> None:
     ids=["sm80-nchw", "sm80-nhwc", "sm90-nchw"],
     indirect=["family"],
 )
-def test_report_22496_more_than_2_to_31_elements(
+def test_report_09_more_than_2_to_31_elements(
     family: Family, channels_last: bool, dtype: torch.dtype
 ) -> None:
     """2^31 + outputs: the ends are compared with the same samples alone."""
@@ -403,7 +403,7 @@ def test_report_22496_more_than_2_to_31_elements(
     assert_accurate(small, silent, torch.stack([out[place] for place in (1, 511, batch - 2)]))
 
 
-def test_kernelbench_38_no_stale_results() -> None:
+def test_report_34_no_stale_results() -> None:
     """Two calls with changed inputs or weights, in place and otherwise, in reused memory."""
     model = ModelNew(32, 64, 3, 2, 1, 1, (64, 1, 1, 1, 1)).cuda()
     x, add = torch.randn(2, 32, 8, 8, 8, device="cuda"), torch.randn(2, 64, 16, 16, 16, device="cuda")

@@ -66,8 +66,8 @@ def calls() -> Any:
 
 
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (1, 1, 1)], ids=["k3", "k1"])
-def test_fake_is_real(kernel: tuple[int, int, int]) -> None:
-    """reports 177277, 171622, PR 82846: one table over formats, types and size-1 dimensions."""
+def test_report_03_fake_is_real(kernel: tuple[int, int, int]) -> None:
+    """One table over formats, types and size-1 dimensions."""
     for shape, x_format, w_format, dtype in calls():
         x = FORMATS[x_format](torch.randn(shape, dtype=torch.float32).to(dtype))
         w = FORMATS[w_format](torch.randn(shape[1], 4, *kernel).to(dtype))
@@ -118,7 +118,7 @@ def test_unbatched_strides() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("x_format", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("w_format", ["contiguous", "channels_last"])
-def test_report_171622_gradient_strides(x_format: str, w_format: str, dtype: torch.dtype) -> None:
+def test_report_01_gradient_strides(x_format: str, w_format: str, dtype: torch.dtype) -> None:
     x = FORMATS[x_format](torch.randn(2, 4, 3, 2, 3).to(dtype)).requires_grad_()
     w = FORMATS[w_format](torch.randn(4, 6, 3, 3, 3).to(dtype)).requires_grad_()
     b = torch.randn(6).to(dtype).requires_grad_()

@@ -78,7 +78,7 @@ def test_module_arguments_reach_the_operator() -> None:
 
 
 @pytest.mark.parametrize("size", [(5, 7, 9), (6, 8, 10), (5, 8, 9)], ids=str)
-def test_report_14272_output_size(size: tuple[int, int, int]) -> None:
+def test_report_13_output_size(size: tuple[int, int, int]) -> None:
     theirs = nn.ConvTranspose3d(4, 6, 3, 2, 1)
     ours = FusedConvTranspose3d(4, 6, 3, 2, 1, activation="relu")
     ours.load_state_dict(theirs.state_dict())
@@ -91,7 +91,7 @@ def test_report_14272_output_size(size: tuple[int, int, int]) -> None:
     assert ours(x, add, size).shape[2:] == size
 
 
-def test_report_75889_output_size_with_dilation() -> None:
+def test_report_13_output_size_with_dilation() -> None:
     ours = FusedConvTranspose3d(4, 6, 3, 2, 1, dilation=2)
     theirs = nn.ConvTranspose3d(4, 6, 3, 2, 1, dilation=2)
     ours.load_state_dict(theirs.state_dict())
@@ -108,7 +108,7 @@ def test_output_size_out_of_reach(size: tuple[int, ...]) -> None:
         FusedConvTranspose3d(4, 6, 3, 2, 1)(torch.randn(2, 4, 3, 4, 5), output_size=size)
 
 
-def test_report_100344_output_size_compiled() -> None:
+def test_report_13_output_size_compiled() -> None:
     torch._dynamo.reset()
     module = FusedConvTranspose3d(4, 6, 3, 2, 1, activation="silu")
     x = torch.randn(2, 4, 3, 4, 5)
@@ -117,7 +117,7 @@ def test_report_100344_output_size_compiled() -> None:
     assert torch.equal(compiled(x), module(x, output_size=(6, 7, 10)))
 
 
-def test_mona_99_k4_output_is_not_short() -> None:
+def test_report_33_k4_output_is_not_short() -> None:
     assert FusedConvTranspose3d(2, 3, 4, 2, 1)(torch.randn(1, 2, 5, 6, 7)).shape[2:] == (10, 12, 14)
 
 
@@ -152,7 +152,7 @@ def test_the_workload_is_the_references() -> None:
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
-def test_report_113938_copies(how: str) -> None:
+def test_report_30_copies(how: str) -> None:
     model = ModelNew(*SMALL)
     x, add = torch.randn(1, 4, 3, 3, 3), torch.randn(1, 6, 6, 6, 6)
     expected = model(x, add)
@@ -169,8 +169,8 @@ def test_report_113938_copies(how: str) -> None:
     assert repr(twin) == repr(model)
 
 
-def test_every_kind_of_weight_update_is_seen() -> None:
-    """KernelBench 38: nothing is cached between calls."""
+def test_report_34_every_kind_of_weight_update_is_seen() -> None:
+    """Nothing is cached between calls."""
     model = ModelNew(*SMALL)
     x, add = torch.randn(1, 4, 3, 3, 3), torch.randn(1, 6, 6, 6, 6)
 

@@ -183,7 +183,7 @@ def test_ieee_magnitudes_within_one_tensor() -> None:
     assert_accurate(case, scaled, case.call(scaled))
 
 
-def test_report_107514_no_silent_tf32_in_gradients() -> None:
+def test_report_31_no_silent_tf32_in_gradients() -> None:
     case = Case(cin=16, cout=8, precision="ieee", add="none")
     t = case.make()
     x, w = t.input.requires_grad_(), t.weight.requires_grad_()

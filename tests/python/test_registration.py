@@ -188,7 +188,7 @@ def test_compile_fullgraph(backend: str, channels_last: bool) -> None:
         assert a.stride() == b.stride()
 
 
-def test_report_181175_dynamic_shapes() -> None:
+def test_report_20_dynamic_shapes() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
@@ -257,7 +257,7 @@ def test_export_save_and_load(dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
-def test_report_137033_autocast(dtype: torch.dtype) -> None:
+def test_report_27_autocast(dtype: torch.dtype) -> None:
     """Each autocast gives its own type; fp32 parameters, bias and residual are cast by rule."""
     case = Case(activation="hardswish")
     tensors = case.make()
