@@ -67,6 +67,19 @@ def conv_transpose3d(
         TypeError, RuntimeError, ValueError: as PyTorch for the same mistake; the message names the argument.
     """
     tensors = (input, weight, bias, add)
+    if not torch.compiler.is_compiling() and nothing_in_between(tensors):
+        # None: whatever the reason, the long way below knows the right error or fallback.
+        out = _native.quick(
+            tensors,
+            (stride, padding, output_padding, dilation),
+            groups,
+            add_order,
+            activation,
+            negative_slope,
+            precision,
+        )
+        if out is not None:
+            return out
     if has_torch_function(tensors):
         return handle_torch_function(
             conv_transpose3d,
@@ -100,10 +113,6 @@ def conv_transpose3d(
         negative_slope,
         precision,
     )
-    if not torch.compiler.is_compiling() and input.is_cuda and nothing_in_between(tensors):
-        out = _direct(arguments)
-        if out is not None:
-            return out
     return forward_op(*arguments)  # type: ignore[no-any-return]
 
 
@@ -168,22 +177,9 @@ def nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
     return not (
         (needs_grad and torch.is_grad_enabled())
         or torch.is_autocast_enabled("cuda")
+        or torch._C._len_torch_function_stack() > 0
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
     )
-
-
-def _direct(arguments: tuple[Any, ...]) -> Tensor | None:
-    """The kernels' result for the operator's arguments without passing its Python kernels, or None.
-
-    The kernels check every argument themselves and refuse what is wrong as they refuse what they cannot do:
-    None here sends the call to the registered operator, which knows the right error or the fallback.
-    """
-    input, weight = arguments[0], arguments[1]
-    if input.dim() != 5 or weight.dim() != 5 or input.numel() == 0:
-        return None
-    out = _native.forward(arguments)
-    # An empty output has strides of torch's own making, which only the operator asks torch for.
-    return out if out is None or out.numel() > 0 else None

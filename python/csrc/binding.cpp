@@ -4,6 +4,8 @@
 //
 //   convt3d_native::forward(...) -> Tensor?          the result, or none where no kernel takes the call
 //   convt3d_native::forward_into(out, ...) -> bool   the same into `out`, such as a slice of a larger tensor
+//   convt3d_native::quick(...) -> Tensor?            forward for eager calls: packed arguments, and it decides itself
+//                                                    what Python decides for forward
 //
 // It never raises for a bad or unsupported call, and writes nothing then: Python does the full validation, with
 // torch's own error texts, and the fallback. It raises on CUDA errors and where memory runs out. It is registered for
@@ -15,14 +17,20 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <vector>
 
 #include "convt3d/convt3d.h"
+#include "eager_rules.hpp"
 
 // Weak, because a torch without CUDA has no such function: the library then still loads, and finds no CUDA tensor.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
-                                                                                   void** ret_stream);
+extern "C" {
+__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t nbytes, void** ret_ptr);
+__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_delete(void* ptr);
+}
 
 namespace {
 
@@ -235,6 +243,38 @@ std::optional<Tensor> empty_cuda(std::vector<int64_t> const& shape, std::vector<
   return Tensor(handle);
 }
 
+// Memory of the current device and stream that is free again, in stream order, when this goes. From torch's allocator,
+// as a tensor's is, but without the tensor (2 microseconds) where torch has a function for that.
+class Workspace {
+ public:
+  Workspace(size_t bytes, int32_t device_index) {
+    if (bytes == 0) return;
+    raw_ = aoti_torch_cuda_caching_allocator_raw_alloc != nullptr &&
+           aoti_torch_cuda_caching_allocator_raw_delete != nullptr;
+    if (raw_) {
+      failed_ = aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &data_) != 0;
+    } else {
+      tensor_ = empty_cuda({static_cast<int64_t>(bytes)}, {1}, aoti_torch_dtype_uint8(), device_index);
+      failed_ = !tensor_;
+      data_ = tensor_ ? tensor_->mutable_data_ptr() : nullptr;
+    }
+  }
+  ~Workspace() {
+    if (raw_ && !failed_) aoti_torch_cuda_caching_allocator_raw_delete(data_);
+  }
+  Workspace(Workspace const&) = delete;
+  Workspace& operator=(Workspace const&) = delete;
+
+  bool failed() const { return failed_; }
+  void* data() const { return data_; }
+
+ private:
+  bool raw_ = false;
+  bool failed_ = false;
+  void* data_ = nullptr;
+  std::optional<Tensor> tensor_;
+};
+
 // Plans on the current device. A status that is not OK comes with a message.
 convt3d_status make_plan(Call const& call, convt3d_problem const& problem, convt3d_plan& plan, char* message) {
   convt3d_device device{};
@@ -265,11 +305,8 @@ std::optional<Tensor> run(Call const& call) {
                                 ? std::optional<Tensor>(*call.out)
                                 : empty_cuda({shape, shape + kDims}, {problem.y_stride, problem.y_stride + kDims},
                                              dtype_of(call.input), index);
-  std::optional<Tensor> workspace;
-  if (y && plan.workspace_bytes != 0) {
-    workspace = empty_cuda({static_cast<int64_t>(plan.workspace_bytes)}, {1}, aoti_torch_dtype_uint8(), index);
-  }
-  if (!y || (plan.workspace_bytes != 0 && !workspace)) {
+  Workspace const workspace(y ? plan.workspace_bytes : 0, index);
+  if (!y || workspace.failed()) {
     int64_t bytes = call.out != nullptr ? 0 : static_cast<int64_t>(call.input.element_size());
     for (int64_t extent : shape) bytes *= extent;
     // The stable ABI does not say why. Python reads the two numbers and lets torch say it.
@@ -282,7 +319,7 @@ std::optional<Tensor> run(Call const& call) {
   tensors.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
   tensors.add = call.add ? call.add->const_data_ptr() : nullptr;
   tensors.y = y->mutable_data_ptr();
-  tensors.workspace = workspace ? workspace->mutable_data_ptr() : nullptr;
+  tensors.workspace = workspace.data();
   tensors.workspace_bytes = plan.workspace_bytes;
   // The plan relies on it, and an allocator of the user's own could break it.
   if (alignment_of(tensors.y) < problem.y_alignment) return std::nullopt;
@@ -316,9 +353,32 @@ bool forward_into_op(Tensor const& out, Tensor const& input, Tensor const& weigh
       .has_value();
 }
 
+// A list argument costs about as much as five numbers, so (D, H, W) comes as one: convt3d::binding::unpack.
+std::optional<Tensor> quick_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
+                               std::optional<Tensor> const& add, int64_t stride, int64_t padding,
+                               int64_t output_padding, int64_t groups, int64_t dilation, int64_t options,
+                               double negative_slope) {
+  namespace rules = convt3d::binding;
+  int64_t const kernel = rules::requested_kernel(std::getenv("CONVT3D_KERNEL"));
+  if (kernel < 0 || !is_strided(input) || !is_strided(weight)) return std::nullopt;
+  if (input.dim() != kDims || weight.dim() != kDims || input.numel() == 0) return std::nullopt;
+  rules::Dense const x = rules::dense(input), w = rules::dense(weight);
+  bool const channels_last = rules::suggests_channels_last(x) || rules::suggests_channels_last(w);
+  std::optional<Tensor> y =
+      run({input, weight, bias, rules::unpack(stride), rules::unpack(padding), rules::unpack(output_padding), groups,
+           rules::unpack(dilation), add, rules::add_order(options), rules::activation(options), negative_slope,
+           rules::precision(options), kernel, channels_last});
+  // An empty output has strides of torch's own making, which only the registered operator asks torch for.
+  if (y && y->numel() == 0) return std::nullopt;
+  return y;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(convt3d_native, m) {
+  m.def(
+      "quick(Tensor input, Tensor weight, Tensor? bias, Tensor? add, int stride, int padding, int output_padding, "
+      "int groups, int dilation, int options, float negative_slope) -> Tensor?");
   m.def(
       "forward(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, "
       "int groups, int[] dilation, Tensor? add, int add_order, int activation, float negative_slope, int precision, "
@@ -332,4 +392,5 @@ STABLE_TORCH_LIBRARY(convt3d_native, m) {
 STABLE_TORCH_LIBRARY_IMPL(convt3d_native, CompositeExplicitAutograd, m) {
   m.impl("forward", TORCH_BOX(&forward_op));
   m.impl("forward_into", TORCH_BOX(&forward_into_op));
+  m.impl("quick", TORCH_BOX(&quick_op));
 }

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cases import NAMED, Case, Tensors
 from convt3d import _aten, _backward, _functional, _native, _ops
+from convt3d._activations import ACTIVATIONS
 from convt3d._problem import Problem
 
 CASE = Case(activation="x_hardswish", add="channel", negative_slope=0.25)
@@ -39,7 +40,7 @@ class Binding:
 def bind(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Binding]:
     def install(outcome: Any) -> Binding:
         binding = Binding(outcome)
-        monkeypatch.setattr(_native, "_native", _native.Native(forward=binding))
+        monkeypatch.setattr(_native, "_native", _native.Native(forward=binding, quick=binding))
         return binding
 
     return install
@@ -82,8 +83,20 @@ def arguments(case: Case, t: Tensors) -> tuple[Any, ...]:
     )
 
 
+def quick(case: Case, t: Tensors) -> Tensor | None:
+    return _native.quick(
+        (t.input, t.weight, t.bias, t.add),
+        (case.stride, case.padding, case.output_padding, case.dilation),
+        case.groups,
+        case.add_order,
+        case.activation,
+        case.negative_slope,
+        case.precision,
+    )
+
+
 def test_arguments_of_the_binding(bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
-    """The order and the codes of python/csrc/binding.cpp, the same on both ways into the operator."""
+    """The order and the codes of python/csrc/binding.cpp."""
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     t = on_cuda(replace(CASE, input_channels_last=True))
     result = torch.empty(1)
@@ -92,12 +105,89 @@ def test_arguments_of_the_binding(bind: Callable[[Any], Binding], fake: FakeTens
         t.input, t.weight, t.bias, (2, 2, 2), (1, 1, 1), (1, 1, 1), 1, (1, 1, 1), t.add, 0, 10, 0.25, 1, 0, 1,
     )  # fmt: skip
     assert _ops._forward_native(problem_of(CASE, t), arguments(CASE, t)) is result
-    assert _functional._direct(arguments(CASE, t)) is result
-    for call in binding.calls:
-        assert all(a is b or a == b for a, b in zip(call, expected, strict=True))
-    after = replace(CASE, add_order="after", precision="ieee", activation="leaky_relu")
-    _functional._direct(arguments(after, on_cuda(after)))
-    assert binding.calls[-1][9:] == (1, 2, 0.25, 0, 0, 0)
+    (call,) = binding.calls
+    assert all(a is b or a == b for a, b in zip(call, expected, strict=True))
+
+
+def unpack(packed: int) -> tuple[int, int, int]:
+    return packed & 0xFFFFF, packed >> 20 & 0xFFFFF, packed >> 40
+
+
+def test_packed_arguments(bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
+    """The order and the codes of quick() in python/csrc/binding.cpp and eager_rules.hpp."""
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    t = on_cuda(CASE)
+    result = torch.empty(1)
+    binding = bind(result)
+    assert quick(CASE, t) is result
+    (call,) = binding.calls
+    assert all(a is b for a, b in zip(call[:4], (t.input, t.weight, t.bias, t.add), strict=True))
+    assert [unpack(v) for v in (call[4], call[5], call[6], call[8])] == [
+        (2, 2, 2), (1, 1, 1), (1, 1, 1), (1, 1, 1),
+    ]  # fmt: skip
+    assert (call[7], call[9], call[10]) == (1, 10 + (1 << 9), 0.25)
+    after = replace(
+        CASE,
+        add_order="after",
+        precision="ieee",
+        activation="leaky_relu",
+        stride=(1, 2, 3),
+        padding=(3, 0, 1),
+    )
+    quick(after, t)
+    assert [unpack(v) for v in binding.calls[-1][4:6]] == [(1, 2, 3), (3, 0, 1)]
+    assert binding.calls[-1][9] == 2 + (1 << 8)
+    # 16-bit types have no such precision.
+    quick(CASE, on_cuda(replace(CASE, dtype=torch.float16)))
+    assert binding.calls[-1][9] == 10
+    for activation, spec in ACTIVATIONS.items():
+        quick(replace(CASE, activation=activation), t)
+        assert binding.calls[-1][9] == spec.code + (1 << 9)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        (1, (True, 0, 0, 1)),
+        (1, ((2, 2), 0, 0, 1)),
+        (1, ((2, 2, True), 0, 0, 1)),
+        (1, ((2, 2, 2.0), 0, 0, 1)),
+        (1, ([2, 2, 2], 0, 0, 1)),
+        (1, (1 << 20, 0, 0, 1)),
+        (1, ((1, 1, 1 << 20), 0, 0, 1)),
+        (1, (1, -1, 0, 1)),
+        (1, (1, 0, (0, -1, 0), 1)),
+        (1, (1, 0, 0, None)),
+        (2, 0),
+        (2, True),
+        (2, 1 << 20),
+        (3, "later"),
+        (3, None),
+        (4, "swish"),
+        (4, 3),
+        (5, 1),
+        (6, "fp32"),
+        (6, True),
+    ],
+)
+def test_the_short_way_leaves_what_is_unusual(
+    argument: int, value: Any, bind: Callable[[Any], Binding], fake: FakeTensorMode
+) -> None:
+    binding = bind(torch.empty(1))
+    t = on_cuda(CASE)
+    usual: list[Any] = [(t.input, t.weight, t.bias, t.add), (2, 1, 1, 1), 1, "before", "relu", 0.01, None]
+    assert _native.quick(*usual) is not None and len(binding.calls) == 1
+    usual[argument] = value
+    assert _native.quick(*usual) is None and len(binding.calls) == 1
+
+
+def test_the_short_way_is_for_cuda_tensors(bind: Callable[[Any], Binding]) -> None:
+    binding = bind(torch.empty(1))
+    t = CASE.make()
+    assert quick(CASE, t) is None
+    assert quick(CASE, replace(t, input=None)) is None  # type: ignore[arg-type]
+    assert quick(CASE, replace(t, weight=None)) is None  # type: ignore[arg-type]
+    assert not binding.calls
 
 
 @pytest.mark.parametrize(("kernel", "code"), [("", 0), ("auto", 0), ("sm80", 1), ("sm90", 2)])
@@ -108,32 +198,15 @@ def test_the_environment_chooses_the_kernel(
     fake: FakeTensorMode,
     force_kernel: Callable[[str], None],
 ) -> None:
+    """On the short way the binding reads it: tests/cpp/test_eager_rules.cpp."""
     force_kernel(kernel)
     binding = bind(torch.empty(1))
-    _functional._direct(arguments(CASE, on_cuda(CASE)))
+    t = on_cuda(CASE)
+    _ops._forward_native(problem_of(CASE, t), arguments(CASE, t))
     assert binding.calls[0][13] == code
     force_kernel("aten")
-    assert _functional._direct(arguments(CASE, on_cuda(CASE))) is None
+    assert _ops._forward_native(problem_of(CASE, t), arguments(CASE, t)) is None
     assert len(binding.calls) == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"activation": "swish"},
-        {"add_order": "later"},
-        {"precision": "fp32"},
-        {"batch": 0},
-    ],
-    ids=str,
-)
-def test_the_short_way_leaves_the_rest_to_the_operator(
-    change: dict[str, Any], bind: Callable[[Any], Binding], fake: FakeTensorMode
-) -> None:
-    binding = bind(torch.empty(1))
-    shapes = replace(CASE, **{k: v for k, v in change.items() if k == "batch"})
-    assert _functional._direct(arguments(replace(CASE, **change), on_cuda(shapes))) is None
-    assert not binding.calls
 
 
 # The one left out crops a gradient, and a fake CUDA tensor cannot be made contiguous by a torch without CUDA.
@@ -163,22 +236,13 @@ def test_a_refused_call_falls_back(
             assert (grad.shape, grad.stride(), grad.dtype) == (like.shape, like.stride(), like.dtype)
 
 
-def test_an_empty_output_is_left_to_the_operator(
-    bind: Callable[[Any], Binding], fake: FakeTensorMode
-) -> None:
-    """Its strides are torch's to choose."""
-    binding = bind(torch.empty(0))
-    assert _functional._direct(arguments(CASE, on_cuda(CASE))) is None
-    assert len(binding.calls) == 1
-
-
 @pytest.mark.parametrize("text", ["an illegal memory access was encountered (status 4)", "API call failed"])
 def test_failures_of_the_binding(text: str, bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
     """No failure turns into another path with another arithmetic."""
     t = on_cuda(CASE)
     bind(RuntimeError(text))
     with pytest.raises(RuntimeError, match=re.escape(text)):
-        _functional._direct(arguments(CASE, t))
+        quick(CASE, t)
     with pytest.raises(RuntimeError, match=re.escape(text)):
         _ops._forward_native(problem_of(CASE, t), arguments(CASE, t))
 
@@ -190,7 +254,7 @@ def test_memory_that_runs_out(
     t = on_cuda(CASE)
     bind(RuntimeError("convt3d: cannot allocate 96 bytes of output and 32 of workspace at binding.cpp:1"))
     with pytest.raises(RuntimeError, match="cannot allocate 96"):
-        _functional._direct(arguments(CASE, t))
+        quick(CASE, t)
     asked: list[int] = []
 
     def empty(size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -201,7 +265,7 @@ def test_memory_that_runs_out(
 
     monkeypatch.setattr(torch, "empty", empty)
     with pytest.raises(torch.OutOfMemoryError):
-        _functional._direct(arguments(CASE, t))
+        quick(CASE, t)
     assert asked == [96, 32]
 
 

@@ -30,10 +30,11 @@ constexpr size_t shared_bytes(Problem const& p, int stages, int ring) {
 constexpr Config choose_config(Problem const& p) {
   Config c{};
   // Two planes in a row read three slices of x instead of four; longer runs scatter the tiles that are worked on at
-  // one time over more of the tensor (measured on the reference: 1 / 2 / 4 in 0.604 / 0.572 / 0.586 ms). Short
-  // problems keep the CTAs evenly busy instead.
+  // one time over more of the tensor (measured on the reference, NCDHW: 1 / 2 / 4 in 0.637 / 0.574 / 0.585 ms). In
+  // NDHWC the classes share the lines of a voxel, so that scattering costs more than slices (0.602 / 0.62 to 0.83 /
+  // 0.88 ms; fp16 0.313 / 0.318 / 0.333). Short problems keep the CTAs evenly busy instead.
   int64_t const runs_of_two = tiling(p, 2).runs * class_count(p);
-  c.run_length = runs_of_two >= 2048 ? 2 : 1;
+  c.run_length = !form(p).channels_last && runs_of_two >= 2048 ? 2 : 1;
   // A tile needs all its slices at once; a spare one only where it costs no ring.
   int const needed = window(p.kernel[0], p.padding[0]).count;
   for (c.stages = needed > 2 ? needed : 2;; --c.stages) {
