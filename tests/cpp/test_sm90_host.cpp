@@ -4,6 +4,7 @@
 // of swizzled operands and its accumulator layout, and the copy engine's boxes, against a gather by the definition.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -83,14 +84,13 @@ TEST(Sm90Geometry, EveryTapIsInOneBlockOfItsGroup) {
       std::map<int64_t, int> seen;  // (output parity, tap)
       for (int group = 0; group < kGroups; ++group) {
         GroupProgram const program = group_program(p, group);
-        ASSERT_LE(program.count, kMaxBlocks);
-        for (int b = 0; b < program.count; ++b) {
+        for (int b = 0; b < program.count(); ++b) {
           for (int parity = 0; parity < 4; ++parity) {
             int const r[3] = {group, parity / 2, parity % 2};
             int64_t key = group * 4 + parity;
             bool live = true;
             for (int axis = 0; axis < 3; ++axis) {
-              int const delta = window(k, padding).lo + program.block[b].delta[axis];
+              int const delta = window(k, padding).lo + program.block(b).delta[axis];
               live = live && is_live(r[axis], delta, k, padding);
               key = key * 8 + tap_of(r[axis], delta, padding);
             }
@@ -146,36 +146,49 @@ class Tile {
     int const weight_rows = f_.channels_last ? block_rows(f_.element) : 64;  // likewise
     std::vector<std::vector<int>> sum(parts, std::vector<int>(rows * weight_rows));
     int block = 0;
-    for (int s = 0; s < kMaxWindow; ++s) {
-      if (program.slice_end[s] == block) continue;
-      std::vector<int> const stage = make_stage(d + window(p_.kernel[0], p_.padding[0]).lo + s);
-      for (; block < program.slice_end[s]; ++block) {
-        Block const& b = program.block[block];
-        ASSERT_EQ(b.delta[0], s);
-        std::vector<int> const image = make_image(b, group);
-        for (int part = 0; part < parts; ++part) {
-          for (int r = 0; r < rows; ++r) {
-            int const start = operand_offset(p_, b) * 16 + (f_.channels_last ? part * 8 * 128 : 0);
-            int const row_at = start + r / 8 * slab_.pitch * 128 + r % 8 * 128;
-            for (int wr = 0; wr < weight_rows; ++wr) {
-              int const weight_row = (f_.channels_last ? 0 : part * 64) + wr;
-              for (int k = 0; k < 32; ++k) {
-                int const x_at = swizzled(row_at + k * f_.element, 128);
-                int const w_at = swizzled(weight_row * 32 * f_.element + k * f_.element, 32 * f_.element);
-                sum[part][r * weight_rows + wr] += stage.at(x_at / f_.element) * image.at(w_at / f_.element);
-              }
-            }
+    for (int s = 0; s < window(p_.kernel[0], p_.padding[0]).count; ++s) {
+      if (!slice_live(p_, group, s)) continue;
+      for (int c = 0; c < slab_count(p_); ++c) {
+        std::vector<int> const stage = make_stage(d + window(p_.kernel[0], p_.padding[0]).lo + s, c);
+        int const left = channel_blocks(p_.in_channels) - c * (128 / f_.element / 32);
+        for (int half = 0; half < std::min(left, 128 / f_.element / 32); ++half) {
+          for (int i = 0; i < program.height * program.width; ++i, ++block) {
+            Block const b = program.block(block);
+            ASSERT_EQ(b.delta[0], s);
+            int const view = operand_offset(p_, i / program.width, i % program.width) * 16 + half * 64;
+            multiply(stage, make_image(b, group), view, parts, rows, weight_rows, sum);
           }
         }
       }
     }
+    ASSERT_EQ(block, program.count());
     for (int warp = 0; warp < 4; ++warp) expect_unit(sum, warp, group, d, weight_rows);
   }
 
  private:
-  /// Shared memory as the loader leaves it, in elements.
-  std::vector<int> make_stage(int d) const {
-    std::vector<int> stage(slab_.bytes * slab_count(p_) / f_.element);
+  /// sum += the operand at byte `view` of a slab times a weight block, position by weight row.
+  void multiply(std::vector<int> const& stage, std::vector<int> const& image, int view, int parts, int rows,
+                int weight_rows, std::vector<std::vector<int>>& sum) const {
+    for (int part = 0; part < parts; ++part) {
+      for (int r = 0; r < rows; ++r) {
+        int const start = view + (f_.channels_last ? part * 8 * 128 : 0);
+        int const row_at = start + r / 8 * slab_.pitch * 128 + r % 8 * 128;
+        for (int wr = 0; wr < weight_rows; ++wr) {
+          int const weight_row = (f_.channels_last ? 0 : part * 64) + wr;
+          for (int k = 0; k < 32; ++k) {
+            int const x_at = swizzled(row_at + k * f_.element, 128);
+            int const w_at = swizzled(weight_row * 32 * f_.element + k * f_.element, 32 * f_.element);
+            sum[part][r * weight_rows + wr] += stage.at(x_at / f_.element) * image.at(w_at / f_.element);
+          }
+        }
+      }
+    }
+  }
+
+  /// Slab `slab` of shared memory as the loader leaves it, in elements.
+  std::vector<int> make_stage(int d, int slab) const {
+    std::vector<int> stage(slab_.bytes / f_.element);
+    int const channels = 128 / f_.element;
     Window const wh = window(p_.kernel[1], p_.padding[1]);
     Window const ww = window(p_.kernel[2], p_.padding[2]);
     for (int i = 0; i < kTileH + wh.count - 1; ++i) {
@@ -184,9 +197,9 @@ class Tile {
         int const w = w0_ + ww.lo + j;
         bool const inside = d >= 0 && d < p_.in_size[0] && h >= 0 && h < p_.in_size[1] && w >= 0 && w < p_.in_size[2];
         int const row = f_.channels_last ? i * slab_.pitch + j : j * slab_.pitch + i;
-        for (int c = 0; inside && c < p_.in_channels; ++c) {
-          int const at = slab_offset(row, c / f_.vector(), slab_.bytes) + c % f_.vector() * f_.element;
-          stage.at(at / f_.element) = x(c, d, h, w);
+        for (int c = 0; inside && c < channels && slab * channels + c < p_.in_channels; ++c) {
+          int const at = slab_offset(row, c / f_.vector()) + c % f_.vector() * f_.element;
+          stage.at(at / f_.element) = x(slab * channels + c, d, h, w);
         }
       }
     }
@@ -359,7 +372,9 @@ TEST(Sm90Config, FitsIntoSharedMemory) {
           EXPECT_LE(shared_bytes(p, c.stages, c.ring), kSharedLimit);
           EXPECT_GE(c.ring, kSmallestRing);
           EXPECT_LE(c.ring, kLargestRing);
-          EXPECT_GE(c.stages, window(p.kernel[0], p.padding[0]).count);
+          EXPECT_GE(c.stages, c.keep ? window(p.kernel[0], p.padding[0]).count * slab_count(p) : 2);
+          EXPECT_LE(c.stages, kLargestStages);
+          EXPECT_TRUE(c.run_length == 1 || c.keep);
         }
       }
     }

@@ -14,17 +14,24 @@
 
 namespace convt3d::sm90 {
 
-/// Activation fixed at compile time; add_order is "before".
-template <class Functor>
-struct FixedTail {
-  static constexpr bool kAddAfterPossible = false;
-  CUTLASS_DEVICE static float apply(EpilogueParams const& p, float t) { return Functor{}(t, p.negative_slope); }
+// A tail is the activation as the epilogue applies it. kAnyOrder: add_order may be "after"; otherwise it is "before".
+// kLarge: much code or many registers in every place it is inlined.
+
+/// none, relu and leaky_relu: t above zero and a multiple of t below.
+struct LinearTail {
+  static constexpr bool kAnyOrder = false;
+  static constexpr bool kLarge = false;
+  CUTLASS_DEVICE static float apply(EpilogueParams const& p, float t) {
+    float const below = p.activation == CONVT3D_ACT_RELU ? 0.f : t * p.slope_below;  // relu of -inf is 0, not nan
+    return t < 0.f ? below : t;
+  }
 };
 
 /// t * hardswish(t) in three instructions: clamp(t + 3, 0, 6) / 6 is one saturating fma. It differs from the exact
 /// value by 2^-25 of t^2 at most, and gives nan for nan and -inf as the plain form does.
 struct XHardswishTail {
-  static constexpr bool kAddAfterPossible = false;
+  static constexpr bool kAnyOrder = false;
+  static constexpr bool kLarge = false;
   CUTLASS_DEVICE static float apply(EpilogueParams const&, float t) {
     return t * (t * __saturatef(fmaf(t, 1.0f / 6.0f, 0.5f)));
   }
@@ -32,7 +39,8 @@ struct XHardswishTail {
 
 /// Everything chosen at run time.
 struct AnyTail {
-  static constexpr bool kAddAfterPossible = true;
+  static constexpr bool kAnyOrder = true;
+  static constexpr bool kLarge = true;
   CUTLASS_DEVICE static float apply(EpilogueParams const& p, float t) {
     return apply_activation(p.activation, t, p.negative_slope);
   }
@@ -47,7 +55,7 @@ struct CollectiveEpilogue {
   static constexpr int kRowBytes = kChannelsLast || sizeof(T) == 2 ? 64 : 128;
   static constexpr int kMaps = kChannelsLast ? 2 : 4;  // where they are not merged
   /// Reads of a unit before the arithmetic: as many as registers allow beside the accumulators.
-  static constexpr int kBatch = sizeof(T) == 4 ? (Tail::kAddAfterPossible ? 4 : 8) : (Tail::kAddAfterPossible ? 1 : 4);
+  static constexpr int kBatch = sizeof(T) == 4 ? (Tail::kLarge ? 4 : 8) : (Tail::kLarge ? 1 : 4);
   /// Channels whose bias a thread holds.
   static constexpr int kChannels = kChannelsLast ? kVector : kParts;
   static constexpr int kChannelStep = kChannelsLast ? 1 : 4;
@@ -336,7 +344,7 @@ struct CollectiveEpilogue {
   }
 
   CUTLASS_DEVICE static float tail(Params const& p, float conv, float add) {
-    if constexpr (Tail::kAddAfterPossible) {
+    if constexpr (Tail::kAnyOrder) {
       float const t = Tail::apply(p, p.add_after ? conv : conv + add);
       return p.add_after ? t + add : t;
     } else {

@@ -78,51 +78,81 @@ struct CollectiveMainloop {
     }
   }
 
-  /// acc = sum over the group's blocks. `stage` stands at the tile's first slice.
-  CUTLASS_DEVICE static void mma(Params const& p, DeviceProgram const& program, SharedStorage& shared, uint64_t weights,
-                                 uint64_t positions, RingState stage, Accumulators& acc) {
+  CUTLASS_DEVICE static void hand_back(SharedStorage& shared, int slot, int lane) {
+    if (lane == 0) shared.empty[slot].arrive();
+  }
+
+  /// acc = sum over the group's blocks. `stage` stands at the tile's first slab; returns where the next tile starts.
+  /// Slabs are handed back as soon as they are multiplied, unless the next tile of the run needs them (`keep`): it
+  /// needs all slices but the first. Slices that the group skips after its last one are left to `release_rest`.
+  CUTLASS_DEVICE static RingState mma(Params const& p, DeviceProgram const& program, SharedStorage& shared,
+                                      uint64_t weights, uint64_t positions, RingState stage, bool keep, int lane,
+                                      Accumulators& acc) {
     bool accumulate = false;
-    int block = 0;
+    RingState next = stage;
     uint32_t const stage_units = static_cast<uint32_t>(p.stage_bytes) >> 4;
+    int multiplied = -1;  // slot whose products may still be running, to be handed back
     fence(acc);
     for (int s = 0; s < p.depth_count; ++s) {
-      int const end = program.slice_end[s];
-      if (block < end) {
-        shared.full[stage.slot].wait(stage.phase);
-        cutlass::arch::fence_view_async_shared();  // the loader's stores, before wgmma reads them
+      bool const last_use = s == 0 || !keep;
+      if (program.live[s] != 0) {
+        for (int c = 0; c < p.slabs; ++c) {
+          shared.full[stage.slot].wait(stage.phase);
+          cutlass::arch::fence_view_async_shared();  // the loader's stores, before wgmma reads them
+          cute::warpgroup_arrive();
+          uint64_t const slab = positions + stage.slot * stage_units;
+          int const halves = c + 1 < p.slabs ? Mma::kHalves : p.last_halves;
+          for (int half = 0; half < halves; ++half) {
+            for (int i = 0; i < p.offsets; ++i) {
+              Mma::block(weights, slab + static_cast<uint32_t>(p.operand_offset[i] + half * (64 / 16)), acc,
+                         accumulate);
+              weights += kWeightBlockBytes >> 4;
+              accumulate = true;
+            }
+          }
+          cute::warpgroup_commit_batch();
+          if (multiplied >= 0) {
+            cute::warpgroup_wait<1>();
+            hand_back(shared, multiplied, lane);
+          }
+          multiplied = last_use ? stage.slot : -1;
+          stage.advance(1, p.stages);
+        }
+      } else {
+        for (int c = 0; c < p.slabs; ++c) {
+          if (s < program.last_live && last_use) {
+            shared.full[stage.slot].wait(stage.phase);
+            hand_back(shared, stage.slot, lane);
+          }
+          stage.advance(1, p.stages);
+        }
       }
-      cute::warpgroup_arrive();
-      uint64_t const slice = positions + stage.slot * stage_units;
-      for (; block < end; ++block) {
-        Mma::block(weights + static_cast<uint32_t>(block) * (kWeightBlockBytes >> 4),
-                   slice + static_cast<uint32_t>(program.operand_offset[block]), acc, accumulate);
-        accumulate = true;
-      }
-      cute::warpgroup_commit_batch();
-      stage.advance(1, p.stages);
+      if (s == 0) next = stage;
     }
     cute::warpgroup_wait<0>();
+    if (multiplied >= 0) hand_back(shared, multiplied, lane);
     fence(acc);
-    if (block == 0) {
+    if (!accumulate) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < Mma::kParts * Mma::kRegisters; ++i) acc[i / Mma::kRegisters][i % Mma::kRegisters] = 0.f;
     }
+    return keep ? next : stage;
   }
 
-  /// One warp hands back the first `count` slices of a tile: those its group multiplied (`kUsed`, at once), or the
-  /// others (later, since they may still be on their way and waiting for them must not hold up the epilogue).
-  template <bool kUsed>
-  CUTLASS_DEVICE static void release(Params const& p, DeviceProgram const& program, SharedStorage& shared,
-                                     RingState stage, int count, int lane) {
-    int before = 0;
-    for (int s = 0; s < count; ++s) {
-      if ((program.slice_end[s] > before) == kUsed) {
-        if (!kUsed) shared.full[stage.slot].wait(stage.phase);
-        __syncwarp();
-        if (lane == 0) shared.empty[stage.slot].arrive();
+  /// Hands back the slices after the group's last one. They may still be on their way, and waiting for them must not
+  /// hold up the epilogue, so this comes after it.
+  CUTLASS_DEVICE static void release_rest(Params const& p, DeviceProgram const& program, SharedStorage& shared,
+                                          RingState stage, bool keep, int lane) {
+    if (program.last_live + 1 >= p.depth_count) return;
+    for (int s = 0; s < p.depth_count; ++s) {
+      for (int c = 0; c < p.slabs; ++c) {
+        if (s > program.last_live && (s == 0 || !keep)) {
+          shared.full[stage.slot].wait(stage.phase);
+          __syncwarp();
+          hand_back(shared, stage.slot, lane);
+        }
+        stage.advance(1, p.stages);
       }
-      before = program.slice_end[s];
-      stage.advance(1, p.stages);
     }
   }
 };

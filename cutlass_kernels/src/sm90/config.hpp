@@ -13,36 +13,48 @@ namespace convt3d::sm90 {
 constexpr size_t kSharedLimit = 227 * 1024;  // of one CTA on SM90
 constexpr size_t kBarrierBytes = 2048;       // SharedStorage of the kernel
 constexpr size_t kAlignmentBytes = 1024;     // lost to aligning the tiles
-constexpr int kSmallestRing = 8;             // one tile; with half of it the loads of add no longer cover the latency
+constexpr int kSmallestRing = 5;             // with fewer the loads of add no longer cover the latency
+constexpr int kWantedRing = 11;              // more has never helped
 constexpr int kLargestRing = 24;
+constexpr int kLargestStages = 12;
 
 struct Config {
   int run_length;  // tiles along D that one CTA computes in a row
-  int stages;      // planes of x in shared memory
+  bool keep;       // these share their planes of x
+  int stages;      // slabs of x in shared memory
   int ring;        // units; less than kSmallestRing where the problem does not fit
 };
 
 constexpr size_t shared_bytes(Problem const& p, int stages, int ring) {
   return kAlignmentBytes + class_blocks(p) * kWeightBlockBytes + kBarrierBytes +
-         static_cast<size_t>(stages) * slab(p).bytes * slab_count(p) + static_cast<size_t>(ring) * kUnitBytes;
+         static_cast<size_t>(stages) * slab(p).bytes + static_cast<size_t>(ring) * kUnitBytes;
+}
+
+/// Units that fit beside `stages`.
+constexpr int ring_beside(Problem const& p, int stages) {
+  size_t const used = shared_bytes(p, stages, 0);
+  return used < kSharedLimit ? static_cast<int>((kSharedLimit - used) / kUnitBytes) : 0;
 }
 
 constexpr Config choose_config(Problem const& p) {
   Config c{};
-  // Two planes in a row read three slices of x instead of four; longer runs scatter the tiles that are worked on at
+  // Two tiles in a row read three planes of x instead of four; longer runs scatter the tiles that are worked on at
   // one time over more of the tensor (measured on the reference, NCDHW: 1 / 2 / 4 in 0.637 / 0.574 / 0.585 ms). In
   // NDHWC the classes share the lines of a voxel, so that scattering costs more than slices (0.602 / 0.62 to 0.83 /
-  // 0.88 ms; fp16 0.313 / 0.318 / 0.333). Short problems keep the CTAs evenly busy instead.
-  int64_t const runs_of_two = tiling(p, 2).runs * class_count(p);
-  c.run_length = !form(p).channels_last && runs_of_two >= 2048 ? 2 : 1;
-  // A tile needs all its slices at once; a spare one only where it costs no ring.
-  int const needed = window(p.kernel[0], p.padding[0]).count;
-  for (c.stages = needed > 2 ? needed : 2;; --c.stages) {
-    size_t const used = shared_bytes(p, c.stages, 0);
-    c.ring = used < kSharedLimit ? static_cast<int>((kSharedLimit - used) / kUnitBytes) : 0;
-    if (c.ring > kLargestRing) c.ring = kLargestRing;
-    if (c.ring >= kSmallestRing || c.stages <= needed) return c;
-  }
+  // 0.88 ms; fp16 0.313 / 0.318 / 0.333). Short problems keep the CTAs evenly busy instead, and sharing needs all slabs
+  // of a tile at once.
+  int const depth = window(p.kernel[0], p.padding[0]).count;
+  int const tile_slabs = depth * slab_count(p);
+  c.keep = !form(p).channels_last && depth > 1 && tile_slabs <= kLargestStages && ring_beside(p, tile_slabs) >= 8 &&
+           tiling(p, 2).runs * class_count(p) >= 2048;
+  c.run_length = c.keep ? 2 : 1;
+  // The ring first, as far as it helps, then stages.
+  int const fewest = c.keep && tile_slabs > 2 ? tile_slabs : 2;
+  c.stages = fewest;
+  while (c.stages < kLargestStages && ring_beside(p, c.stages + 1) >= kWantedRing) ++c.stages;
+  c.ring = ring_beside(p, c.stages);
+  if (c.ring > kLargestRing) c.ring = kLargestRing;
+  return c;
 }
 
 struct Workspace {

@@ -106,9 +106,12 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   }
   m.slab_pitch = s.pitch;
   m.slab_columns = s.columns;
-  m.slab_bytes = s.bytes;
-  m.stage_bytes = s.bytes * slab_count(p);
-  m.groups = static_cast<int>(p.in_channels) / f.vector();
+  m.stage_bytes = s.bytes;
+  m.in_channels = static_cast<int>(p.in_channels);
+  m.slabs = slab_count(p);
+  m.last_halves = ceil_div((p.in_channels - (m.slabs - 1) * (128 / f.element)) * f.element, 32 * f.element);
+  // Of a single slab, what holds no channels stays as it was zeroed.
+  m.groups = m.slabs > 1 ? 8 : static_cast<int>(p.in_channels) / f.vector();
   m.rows = f.channels_last ? s.columns : s.pitch;
   // W positions to fetch, of NCDHW in whole vectors where possible. With one W tile those outside the tensor are never
   // written: they are zeroed once.
@@ -122,21 +125,26 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   m.fetch_lo = lo < 0 ? -ceil_div(-lo, unit) * unit : lo / unit * unit;
   m.fetch_count = end > m.fetch_lo ? ceil_div(end - m.fetch_lo, unit) : 1;
   m.stages = c.stages;
+  m.keep = c.keep;
   m.divide_fastest = cutlass::FastDivmod(f.channels_last ? m.groups : m.fetch_count);
   m.divide_second = cutlass::FastDivmod(f.channels_last ? m.fetch_count : m.rows);
   m.depth_count = window(p.kernel[0], p.padding[0]).count;
   m.weights = workspace + layout.weights;
   m.weight_blocks = blocks;
+  int const offsets_w = window(p.kernel[2], p.padding[2]).count;
+  m.offsets = window(p.kernel[1], p.padding[1]).count * offsets_w;
+  for (int i = 0; i < m.offsets; ++i) m.operand_offset[i] = operand_offset(p, i / offsets_w, i % offsets_w);
   int first = 0;
   for (int group = 0; group < kGroups; ++group) {
-    GroupProgram const program = group_program(p, group);
-    if (program.count > kMaxBlocks) return false;
-    w.program[group] = program;
+    w.program[group] = group_program(p, group);
     DeviceProgram& d = m.program[group];
     d.first_block = first;
-    for (int i = 0; i < kMaxWindow; ++i) d.slice_end[i] = program.slice_end[i];
-    for (int i = 0; i < program.count; ++i) d.operand_offset[i] = operand_offset(p, program.block[i]);
-    first += program.count;
+    d.last_live = -1;
+    for (int s = 0; s < m.depth_count; ++s) {
+      d.live[s] = slice_live(p, group, s);
+      if (d.live[s] != 0) d.last_live = s;
+    }
+    first += w.program[group].count();
   }
 
   EpilogueParams& e = k.epilogue;
@@ -158,6 +166,7 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   e.activation = p.activation;
   e.add_after = p.add_order == CONVT3D_ADD_AFTER;
   e.negative_slope = p.negative_slope;
+  e.slope_below = p.activation == CONVT3D_ACT_LEAKY_RELU ? p.negative_slope : 1.f;
   e.ring = c.ring;
   e.out_channels = static_cast<int>(p.out_channels);
   e.out_depth = static_cast<int>(out[0]);

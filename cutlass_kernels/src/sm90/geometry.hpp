@@ -16,8 +16,8 @@ namespace convt3d::sm90 {
 // Tile of x that a CTA multiplies at one time: 16 x 8 positions (W x H), and 32 x 16 outputs of each D parity.
 constexpr int kTileW = 16;
 constexpr int kTileH = 8;
-constexpr int kMaxWindow = 3;   // deltas per axis: 1 for k = 2, p = 0; 2 for k = 3; up to 3 for k = 4
-constexpr int kMaxBlocks = 24;  // weight blocks of one accumulator group that can be resident
+constexpr int kMaxWindow = 3;  // deltas per axis: 1 for k = 2, p = 0; 2 for k = 3; up to 3 for k = 4
+constexpr int kMaxOffsets = kMaxWindow * kMaxWindow;  // (H, W) deltas
 
 /// What decides the split of the work besides the sizes: the memory format of the tensors, and bytes per element.
 struct Form {
@@ -113,49 +113,58 @@ CONVT3D_HOST_DEVICE constexpr int weight_offset(int element, int row, int k) {
   return row * 32 * element + swizzled * 16 + k * element % 16;
 }
 
-/// One weight block, for 32 input channels: the input offset it applies to. Blocks of a slice (one D delta) are
-/// neighbours.
+/// One weight block, for 32 input channels: the input offset it applies to, counted from the window's start.
 struct Block {
   int delta[3];
   int channel_block;  // 32 input channels
 };
 
-/// The weight blocks of one group in order, slice by slice.
+/// Blocks of 32 input channels.
+CONVT3D_HOST_DEVICE constexpr int channel_blocks(int64_t in_channels) {
+  return static_cast<int>((in_channels + 31) / 32);
+}
+
+/// Whether consumer group `group` multiplies slice `slice` (a D delta, counted from the window's start).
+constexpr bool slice_live(Problem const& p, int group, int slice) {
+  return is_live(group, window(p.kernel[0], p.padding[0]).lo + slice, p.kernel[0], p.padding[0]);
+}
+
+/// The weight blocks of one group, in the order in which they are multiplied: the slices that are live for its D
+/// parity, the channels, the H and W offsets. A block multiplies zeros in the rows of parities that its offset does
+/// not reach.
 struct GroupProgram {
-  int count;
-  int slice_end[kMaxWindow];  // blocks of slice s: [slice_end[s - 1], slice_end[s])
-  Block block[kMaxBlocks];
+  int slices;             // live ones
+  int slice[kMaxWindow];  // their numbers
+  int channels, height, width;
+
+  CONVT3D_HOST_DEVICE constexpr int count() const { return slices * channels * height * width; }
+
+  CONVT3D_HOST_DEVICE constexpr Block block(int index) const {
+    int const w = index % width;
+    int const h = index / width % height;
+    int const c = index / width / height % channels;
+    return {{slice[index / width / height / channels], h, w}, c};
+  }
 };
 
-/// The blocks of group `group`: every window offset that is live for its D parity and for some H parity; a block
-/// multiplies zeros in the rows of other parities. `count` is the true number even where it exceeds kMaxBlocks (then
-/// the list is cut).
 constexpr GroupProgram group_program(Problem const& p, int group) {
   GroupProgram program{};
-  Window const wd = window(p.kernel[0], p.padding[0]);
-  Window const wh = window(p.kernel[1], p.padding[1]);
-  Window const ww = window(p.kernel[2], p.padding[2]);
-  int const channel_blocks = ceil_div(p.in_channels, 32);
-  for (int d = 0; d < wd.count && d < kMaxWindow; ++d) {
-    for (int h = 0; h < wh.count && is_live(group, wd.lo + d, p.kernel[0], p.padding[0]); ++h) {
-      for (int w = 0; w < ww.count; ++w) {
-        for (int c = 0; c < channel_blocks; ++c) {
-          if (program.count < kMaxBlocks) program.block[program.count] = {{d, h, w}, c};
-          ++program.count;
-        }
-      }
-    }
-    program.slice_end[d] = program.count;
+  for (int s = 0; s < window(p.kernel[0], p.padding[0]).count && s < kMaxWindow; ++s) {
+    if (slice_live(p, group, s)) program.slice[program.slices++] = s;
   }
+  program.channels = channel_blocks(p.in_channels);
+  program.height = window(p.kernel[1], p.padding[1]).count;
+  program.width = window(p.kernel[2], p.padding[2]).count;
   return program;
 }
 
 /// Weight blocks of a class, of both groups.
-constexpr int class_blocks(Problem const& p) { return group_program(p, 0).count + group_program(p, 1).count; }
+constexpr int class_blocks(Problem const& p) { return group_program(p, 0).count() + group_program(p, 1).count(); }
 
-/// Shared-memory image of x for one D plane: rows of 128 bytes of channels (32 of fp32, 64 of 16-bit types) with the
-/// 128-byte swizzle; more channels are more slabs. The eight rows of a core matrix are neighbours along H for NCDHW
-/// (then a thread's accumulators are whole output rows), along W for NDHWC (then they are whole channel runs).
+/// Shared-memory image of x for one D plane and the channels that fill 128 bytes (32 of fp32, 64 of 16-bit types): rows
+/// of 128 bytes with the 128-byte swizzle. A stage holds one slab; a plane with more channels is several in a row. The
+/// eight rows of a core matrix are neighbours along H for NCDHW (then a thread's accumulators are whole output rows),
+/// along W for NDHWC (then they are whole channel runs).
 struct Slab {
   int pitch;    // positions along the fast axis, with halo
   int columns;  // positions along the other
@@ -172,18 +181,17 @@ constexpr Slab slab(Problem const& p) {
 /// Slabs of one D plane.
 constexpr int slab_count(Problem const& p) { return ceil_div(p.in_channels * element_bytes(p), 128); }
 
-/// Bytes from the start of a stage to where position (h, w) of the slab has vector `group` of its channels.
-CONVT3D_HOST_DEVICE constexpr int slab_offset(int row, int group, int slab_bytes) {
-  return group / 8 * slab_bytes + row * 128 + (((group ^ row) & 7) << 4);
-}
+/// Bytes from the start of a slab to where its row `row` has vector `group` of 8.
+CONVT3D_HOST_DEVICE constexpr int slab_offset(int row, int group) { return row * 128 + (((group ^ row) & 7) << 4); }
 
-/// 16-byte units from the start of a stage to the operand that block `b` multiplies: a shifted view of a slab.
-constexpr int operand_offset(Problem const& p, Block const& b) {
-  Slab const s = slab(p);
-  bool const last = form(p).channels_last;
-  int const row = last ? b.delta[1] * s.pitch + b.delta[2] : b.delta[2] * s.pitch + b.delta[1];
-  int const byte = b.channel_block * 32 * element_bytes(p);
-  return (byte / 128 * s.bytes + row * 128 + byte % 128) / 16;
+/// The group at an address that slab_offset gave.
+CONVT3D_HOST_DEVICE constexpr int slab_group(int offset) { return (offset >> 4 ^ offset >> 7) & 7; }
+
+/// 16-byte units from the start of a slab to the operand of the (H, W) offset `h`, `w`: a shifted view of it. The
+/// second 32 channels of a row of 16-bit types are 64 bytes further.
+constexpr int operand_offset(Problem const& p, int h, int w) {
+  int const pitch = slab(p).pitch;
+  return (form(p).channels_last ? h * pitch + w : w * pitch + h) * (128 / 16);
 }
 
 // Ring units: what one warp computes of a tile, 8 KB. In shared memory a unit is rows of 64 or 128 bytes, ordered so

@@ -124,14 +124,12 @@ struct Kernel {
       typename Epilogue::FlatAdd const flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
       for (int tile = 0; tile < run.length; ++tile) {
         Accumulators acc;
-        Mainloop::mma(m, program, shared.mainloop, weight_base, x_base, stage, acc);
-        // The next tile of the run needs all slices but the first; the end of the run needs none.
-        int const release = tile + 1 < run.length ? 1 : m.depth_count;
-        Mainloop::template release<true>(m, program, shared.mainloop, stage, release, lane);
+        bool const keep = m.keep != 0 && tile + 1 < run.length;
+        RingState const next = Mainloop::mma(m, program, shared.mainloop, weight_base, x_base, stage, keep, lane, acc);
         Epilogue::update(e, shared.epilogue, ring, unit, index, lane, bias, flat, acc);
-        Mainloop::template release<false>(m, program, shared.mainloop, stage, release, lane);
-        stage.advance(release, m.stages);
-        unit.advance(kUnitsPerTile, e.ring);
+        Mainloop::release_rest(m, program, shared.mainloop, stage, keep, lane);
+        stage = next;
+        for (int i = 0; i < kGroups; ++i) unit.advance(kUnitsPerGroup, e.ring);  // a step must not pass the ring
         index += kUnitsPerTile;
       }
     }

@@ -30,7 +30,8 @@ struct Multiply {
   using Atom = mma_atom::Of<T, kChannelsLast>;
   static constexpr int kParts = kChannelsLast || sizeof(T) == 2 ? 2 : 1;
   static constexpr int kRegisters = kChannelsLast ? 2 * class_channels(sizeof(T)) : 64;  // of a part
-  static constexpr int kSteps = sizeof(T);  // of 32 bytes of channels: 32 channels
+  static constexpr int kSteps = sizeof(T);       // of 32 bytes of channels: 32 channels
+  static constexpr int kHalves = 4 / sizeof(T);  // blocks of 32 channels in a slab
   using Accumulators = float[kParts][kRegisters];
 
   // In descriptor units of 16 bytes: from one part to the next (weight rows, or positions along W), from step to step.

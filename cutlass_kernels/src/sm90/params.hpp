@@ -15,33 +15,38 @@ namespace convt3d::sm90 {
 constexpr int kUnitsPerGroup = 4;  // one for each warp
 constexpr int kUnitsPerTile = kGroups * kUnitsPerGroup;
 constexpr int kMaxRing = kLargestRing;
-constexpr int kMaxStages = 6;
+constexpr int kMaxStages = kLargestStages;
 constexpr int kScheduleSlots = 4;
 constexpr int kLoaderWarps = 4;  // bring x into shared memory
 constexpr int kStoreWarps = 3;   // store finished units to y
 
 /// The blocks of one group, as the consumer reads them.
 struct DeviceProgram {
-  int32_t first_block;  // in the class's weight image
-  int32_t slice_end[kMaxWindow];
-  int32_t operand_offset[kMaxBlocks];  // 16-byte units from the start of a stage
+  int32_t first_block;       // in the class's weight image
+  int32_t live[kMaxWindow];  // whether it multiplies a slice
+  int32_t last_live;         // the last of these, -1 if none
 };
 
 struct MainloopParams {
   void const* x;
   int64_t x_stride[5];  // N, C, D, H, W in elements
-  int32_t in_size[3];
+  int32_t in_channels, in_size[3];
   int32_t vectorized;  // x can be read in pieces of 16 bytes
   int32_t window_lo[3];
   int32_t depth_count;  // D planes of x that a tile needs
-  int32_t slab_pitch, slab_columns, slab_bytes, stage_bytes;
-  // What the loader fetches of a D plane: `groups` of 16 bytes of channels, every H row of the slab, and along W the
+  int32_t slabs;        // of a plane
+  int32_t last_halves;  // 64-byte halves of the last slab's rows that hold channels (of fp32, the whole row is one)
+  int32_t slab_pitch, slab_columns, stage_bytes;
+  // What the loader fetches of a slab: `groups` of 16 bytes of channels, every H row of the slab, and along W the
   // range [fetch_lo, fetch_lo + fetch_count) relative to the tile; in 16-byte vectors of W positions for NCDHW.
   int32_t groups, rows, fetch_lo, fetch_count;
   int32_t stages;
+  int32_t keep;  // the tiles of a run share planes: a plane stays until the last tile that reads it
   cutlass::FastDivmod divide_fastest, divide_second;  // of an item's index
   unsigned char const* weights;                       // prepared images, one per class
   int32_t weight_blocks;                              // per class, of both groups
+  int32_t offsets;                                    // (H, W) offsets
+  int32_t operand_offset[kMaxOffsets];                // 16-byte units from the start of a slab
   DeviceProgram program[kGroups];
 };
 
@@ -66,7 +71,8 @@ struct EpilogueParams {
   int64_t bias_stride;
   int32_t has_bias, activation, add_after;
   float negative_slope;
-  int32_t ring;  // units
+  float slope_below;  // of none, relu and leaky_relu where t is negative
+  int32_t ring;       // units
   int32_t out_channels, out_depth;
 };
 

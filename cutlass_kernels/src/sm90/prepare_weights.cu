@@ -31,10 +31,9 @@ __global__ void write_images(__grid_constant__ WeightParams const p) {
     int64_t const rest = i / 32 / kRows;
     int const slot = static_cast<int>(rest % p.blocks);
     int const cls = static_cast<int>(rest / p.blocks);
-    int const group = slot >= p.program[0].count ? 1 : 0;
+    int const group = slot >= p.program[0].count() ? 1 : 0;
     GroupProgram const& program = p.program[group];
-    int const at = group == 0 ? slot : slot - p.program[0].count;
-    Block const& block = program.block[at];
+    Block const block = program.block(group == 0 ? slot : slot - p.program[0].count());
     BlockRow const target = block_row(p.channels_last, kElement, cls, group, row);
     int const in_channel = block.channel_block * 32 + k;
     bool live = target.channel < p.out_channels && in_channel < p.in_channels;

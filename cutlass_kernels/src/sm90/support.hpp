@@ -98,7 +98,7 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
     }
   }
   // The loader's offsets within a slab are 32-bit.
-  int64_t const reach[5] = {0, p.in_channels, 0, kTileH + kMaxWindow, kTileW + kMaxWindow};
+  int64_t const reach[5] = {0, 128 / element_bytes(p), 0, kTileH + kMaxWindow, kTileW + kMaxWindow};
   int64_t extent = 0;
   for (int axis = 0; axis < 5; ++axis) extent += x_size[axis] == 1 ? 0 : reach[axis] * p.x_stride[axis];
   r.want(extent < (int64_t{1} << 31), "the extent of a plane's rows of x", extent, "less than 2^31 elements");
@@ -112,12 +112,8 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
                   {"alignment of a full-size add", "smallest stride of a full-size add", "a stride of a full-size add"},
                   p.add_stride, p.add_alignment);
   }
-  for (int group = 0; group < kGroups; ++group) {
-    int const blocks = group_program(p, group).count;
-    r.want(blocks <= kMaxBlocks, "number of weight blocks", blocks, "at most 24 for each output parity");
-  }
   int const ring = choose_config(p).ring;
-  r.want(ring >= kSmallestRing, "shared memory left beside weights and x, in 8 KB", ring, "at least 8");
+  r.want(ring >= kSmallestRing, "shared memory left beside weights and x, in 8 KB", ring, "at least 5");
   return r.status();
 }
 

@@ -42,6 +42,7 @@ struct SlabSource {
   T const* corner;
   int h, w;    // its coordinates, h of the slab's first row, w of the tile's first column
   int height;  // of the plane; zero for planes outside the tensor
+  int groups;  // 16-byte groups of channels from the corner to the tensor's last channel
 };
 
 /// NCDHW: `vector` channels by `vector` W positions, read along W and written along the channels.
@@ -60,7 +61,8 @@ struct TransposingGather {
   struct Item {
     int32_t offset;  // elements from the source's corner
     int32_t row;     // H row; far outside if there is no such item
-    int32_t w;       // first W position relative to the tile
+    int16_t w;       // first W position relative to the tile
+    int16_t group;   // of channels
     // Where its W positions go: addresses for fp32; for 16-bit types, which have eight, the first slab row, and the
     // channel group above a bit for each position that the slab has.
     uint32_t place[sizeof(T) == 4 ? 4 : 2];
@@ -72,7 +74,8 @@ struct TransposingGather {
     p.divide_fastest(rest, column, index);
     p.divide_second(group, row, rest);
     bool const exists = index < items;
-    it.w = column * kVector + p.fetch_lo;
+    it.w = static_cast<int16_t>(column * kVector + p.fetch_lo);
+    it.group = static_cast<int16_t>(group);
     it.offset = static_cast<int32_t>(kVector * group * p.x_stride[1] + row * p.x_stride[3]) + it.w;
     it.row = exists ? row : (1 << 30);
     int const slab_column = it.w - p.window_lo[2];
@@ -82,7 +85,7 @@ struct TransposingGather {
       bool const inside = exists && slab_column + j >= 0 && slab_column + j < p.slab_columns;
       if constexpr (sizeof(T) == 4) {
         int const slab_row = inside ? (slab_column + j) * p.slab_pitch + row : p.slab_pitch * p.slab_columns;
-        it.place[j] = slab_offset(slab_row, inside ? group : group % 8, p.slab_bytes);
+        it.place[j] = slab_offset(slab_row, group % 8);
       } else {
         wanted |= static_cast<uint32_t>(inside) << j;
       }
@@ -97,7 +100,8 @@ struct TransposingGather {
   CUTLASS_DEVICE static void load(MainloopParams const& p, SlabSource<T> const& from, Item const& it, uint64_t policy,
                                   Piece& piece) {
     bool const live = static_cast<unsigned>(from.h + it.row) < static_cast<unsigned>(from.height) &&
-                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]);
+                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]) &&
+                      it.group < from.groups;
     T const* at = live ? from.corner + it.offset : reinterpret_cast<T const*>(&kZeros);
     int64_t const step = live ? p.x_stride[1] : 0;
     CUTLASS_PRAGMA_UNROLL
@@ -124,7 +128,7 @@ struct TransposingGather {
         store_shared(stage + it.place[j], out);
       } else if ((it.place[1] >> j & 1) != 0) {
         int const row = static_cast<int>(it.place[0]) + j * p.slab_pitch;
-        store_shared(stage + slab_offset(row, static_cast<int>(it.place[1] >> kVector), p.slab_bytes), out);
+        store_shared(stage + slab_offset(row, static_cast<int>(it.place[1] >> kVector)), out);
       }
     }
   }
@@ -142,7 +146,8 @@ struct ElementGather {
 
   /// (channels, H row, W position).
   struct Item {
-    int32_t offset, row, w;
+    int32_t offset, row;
+    int16_t w, group;
     uint32_t address;
   };
 
@@ -152,19 +157,21 @@ struct ElementGather {
     p.divide_fastest(rest, column, index);
     p.divide_second(group, row, rest);
     bool const exists = index < items;
-    it.w = column + p.fetch_lo;
+    it.w = static_cast<int16_t>(column + p.fetch_lo);
+    it.group = static_cast<int16_t>(group);
     it.offset = static_cast<int32_t>(kVector * group * p.x_stride[1] + row * p.x_stride[3]) + it.w;
     it.row = exists ? row : (1 << 30);
     int const slab_column = it.w - p.window_lo[2];
-    it.address = slab_offset(exists ? slab_column * p.slab_pitch + row : p.slab_pitch * p.slab_columns,
-                             exists ? group : 0, p.slab_bytes);
+    it.address =
+        slab_offset(exists ? slab_column * p.slab_pitch + row : p.slab_pitch * p.slab_columns, exists ? group : 0);
     return it;
   }
 
   CUTLASS_DEVICE static void load(MainloopParams const& p, SlabSource<T> const& from, Item const& it, uint64_t,
                                   Piece& piece) {
     bool const live = static_cast<unsigned>(from.h + it.row) < static_cast<unsigned>(from.height) &&
-                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]);
+                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]) &&
+                      it.group < from.groups;
     uint32_t words[4] = {0, 0, 0, 0};
     CUTLASS_PRAGMA_UNROLL
     for (int c = 0; c < kVector; ++c) {
@@ -185,7 +192,7 @@ template <class T>
 struct RowGather {
   static constexpr int kVector = Element<T>::kVector;
   static constexpr int kReads = 1;
-  static constexpr int kFastItems = sizeof(T) == 4 ? 10 : 5;
+  static constexpr int kFastItems = sizeof(T) == 4 ? 9 : 5;
   static constexpr int kItems = 4;
 
   struct Piece {
@@ -209,14 +216,15 @@ struct RowGather {
     it.row = static_cast<int16_t>(exists ? row : -0x4000);
     it.offset = static_cast<int32_t>(kVector * group + row * p.x_stride[3] + it.w * p.x_stride[4]);
     int const slab_row = exists ? row * p.slab_pitch + it.w - p.window_lo[2] : p.slab_pitch * p.slab_columns;
-    it.address = slab_offset(slab_row, exists ? group : 0, p.slab_bytes);
+    it.address = slab_offset(slab_row, exists ? group : 0);
     return it;
   }
 
   CUTLASS_DEVICE static void load(MainloopParams const& p, SlabSource<T> const& from, Item const& it, uint64_t policy,
                                   Piece& piece) {
     bool const live = it.row >= 0 && static_cast<unsigned>(from.h + it.row) < static_cast<unsigned>(from.height) &&
-                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]);
+                      static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]) &&
+                      slab_group(it.address) < from.groups;
     T const* at = live ? from.corner + it.offset : reinterpret_cast<T const*>(&kZeros);
     piece.v[0] = load_vector(at, policy);
   }

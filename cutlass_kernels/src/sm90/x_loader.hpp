@@ -28,10 +28,11 @@ struct XLoader {
     bool last;  // of its slab
   };
 
-  /// Walks the chunks of all slabs of all runs.
+  /// Walks the chunks of all slabs of all slices of all runs.
   struct Cursor {
     TileScheduler::Run run;
-    int slice = 0, slices = 0, first = 0;
+    int slices = 0, slab = 0, first = 0;  // slices: left in the run
+    int d = 0, depth = 0;                 // plane of x, and its number in the tile
     RingState stage;
   };
 
@@ -97,7 +98,7 @@ struct XLoader {
 
     // Loads the next chunk into `chunk`; `other` is the one before it, finished on the way. False at the end.
     auto step = [&](Chunk<Gather, kItems>& chunk, Chunk<Gather, kItems>& other, bool& other_pending) {
-      if (at.slice == at.slices) {
+      if (at.slices == 0) {
         if (other_pending && !scheduler.available()) {  // the next run may wait for that very chunk
           finish(other);
           other_pending = false;
@@ -108,17 +109,19 @@ struct XLoader {
           return false;
         }
         at.run = TileScheduler::decode(sp, run);
-        at.slice = 0;
-        at.slices = at.run.length + p.depth_count - 1;
+        at.d = at.run.d + p.window_lo[0];
+        at.slices = p.keep ? at.run.length + p.depth_count - 1 : at.run.length * p.depth_count;
         at.first = 0;
       }
-      int const d = at.run.d + p.window_lo[0] + at.slice;
+      int const d = at.d;
+      int const channel = at.slab * (128 / static_cast<int>(sizeof(T)));
       SlabSource<T> from;
       from.h = at.run.h * kTileH + p.window_lo[1];
       from.w = at.run.w * kTileW;
       from.height = d >= 0 && d < p.in_size[0] ? p.in_size[1] : 0;
-      from.corner = static_cast<T const*>(p.x) + at.run.n * p.x_stride[0] + d * p.x_stride[2] + from.h * p.x_stride[3] +
-                    from.w * p.x_stride[4];
+      from.groups = (p.in_channels - channel) / Gather::kVector;
+      from.corner = static_cast<T const*>(p.x) + at.run.n * p.x_stride[0] + channel * p.x_stride[1] +
+                    d * p.x_stride[2] + from.h * p.x_stride[3] + from.w * p.x_stride[4];
       chunk.first = at.first + thread;
       chunk.stage = at.stage;
       CUTLASS_PRAGMA_UNROLL
@@ -130,7 +133,15 @@ struct XLoader {
       chunk.last = at.first >= items;
       if (chunk.last) {
         at.first = 0;
-        ++at.slice;
+        if (++at.slab == p.slabs) {
+          at.slab = 0;
+          --at.slices;
+          ++at.d;
+          if (!p.keep && ++at.depth == p.depth_count) {
+            at.depth = 0;
+            at.d -= p.depth_count - 1;
+          }
+        }
         at.stage.advance(1, p.stages);
       }
       if (other_pending) finish(other);

@@ -28,14 +28,16 @@ cudaError_t launch_kernel(KernelParams const& k, size_t shared_bytes, int ctas, 
   return cudaLaunchKernelEx(&config, function, k);
 }
 
-/// The activations that measured faster when fixed at compile time, and one kernel for all others.
+/// The activations worth a kernel of their own, and one kernel for all others.
 template <class T, bool kChannelsLast>
 cudaError_t launch_tail(KernelParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream) {
-  if (!k.epilogue.add_after && k.epilogue.activation == CONVT3D_ACT_X_HARDSWISH) {
+  EpilogueParams const& e = k.epilogue;
+  if (!e.add_after && e.activation == CONVT3D_ACT_X_HARDSWISH) {
     return launch_kernel<T, kChannelsLast, XHardswishTail>(k, shared_bytes, ctas, stream);
   }
-  if (!k.epilogue.add_after && k.epilogue.activation == CONVT3D_ACT_NONE) {
-    return launch_kernel<T, kChannelsLast, FixedTail<activation::None>>(k, shared_bytes, ctas, stream);
+  if (!e.add_after && (e.activation == CONVT3D_ACT_NONE || e.activation == CONVT3D_ACT_RELU ||
+                       e.activation == CONVT3D_ACT_LEAKY_RELU)) {
+    return launch_kernel<T, kChannelsLast, LinearTail>(k, shared_bytes, ctas, stream);
   }
   return launch_kernel<T, kChannelsLast, AnyTail>(k, shared_bytes, ctas, stream);
 }
