@@ -8,6 +8,7 @@ from ._cat import conv_transpose3d_cat
 from ._explain import Explanation, explain
 from ._functional import conv_transpose3d
 from ._fuse import FuseEntry, FuseReport, fuse, fuse_report, unfuse
+from ._inductor import disable_inductor, enable_inductor
 from ._version import __version__
 from .modules import FusedConvTranspose3d, ModelNew
 from .reference import Model
@@ -22,6 +23,8 @@ __all__ = [
     "__version__",
     "conv_transpose3d",
     "conv_transpose3d_cat",
+    "disable_inductor",
+    "enable_inductor",
     "explain",
     "fuse",
     "fuse_report",

@@ -28,10 +28,15 @@ from ._trace import has_hooks
 
 @dataclass(frozen=True)
 class Plan:
-    """What one call of a transposed convolution can take in, and why no more."""
+    """What one call of a transposed convolution can take in, and why no more.
+
+    Attributes:
+        nodes: of the graph, by step.
+    """
 
     steps: tuple[str, ...]
     reason: str
+    nodes: tuple[tuple[fx.Node, ...], ...] = ()
 
 
 def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[nn.ConvTranspose3d, Plan]]:
@@ -41,14 +46,16 @@ def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[n
         root: what the names in ``graph`` are relative to.
         at_the_end: the reason where the result is what ``graph`` returns.
     """
-    planner = _Planner(root, graph, at_the_end)
+    planner = Planner(root, graph, at_the_end)
     for node in graph.nodes:
         module = planner.module(node)
         if isinstance(module, nn.ConvTranspose3d):
             yield module, planner.plan(node)
 
 
-class _Planner:
+class Planner:
+    """Plans the calls of one graph; an operation goes to the first of the calls that could take it."""
+
     def __init__(self, root: nn.Module, graph: fx.Graph, at_the_end: str) -> None:
         self.root = root
         self.at_the_end = at_the_end
@@ -64,12 +71,17 @@ class _Planner:
         assert isinstance(node.target, str)
         return self.root.get_submodule(node.target)
 
+    def reads(self, conv: fx.Node) -> list[fx.Node]:
+        """The tensors that the call reads when it runs, as far as something in the graph may change them."""
+        input = conv.args[0] if conv.args else conv.kwargs.get("input")
+        return [input] if isinstance(input, fx.Node) else []
+
     def plan(self, conv: fx.Node) -> Plan:
         steps: list[str] = []
         chain = [conv]
+        by_step: list[tuple[fx.Node, ...]] = []
         # What the deferred call reads, each with the node at which the network itself reads it.
-        input = conv.args[0] if conv.args else conv.kwargs.get("input")
-        read = [(input, conv)] if isinstance(input, fx.Node) else []
+        read = [(node, conv) for node in self.reads(conv)]
         while True:
             if CAT in steps:
                 reason = "written into the concatenation"
@@ -91,13 +103,14 @@ class _Planner:
                 )
                 break
             steps.append(name)
+            by_step.append(tuple(nodes))
             chain += nodes
             read += [(operand, nodes[-1]) for operand in operands]
         while steps and steps[-1] == DROPOUT:  # alone it is nothing to take in
             steps.pop()
             chain.pop()
         self.claimed.update(chain[1:])
-        return Plan(tuple(steps), reason)
+        return Plan(tuple(steps), reason, tuple(by_step[: len(steps)]))
 
     def _next(self, node: fx.Node, steps: list[str]) -> tuple[str, list[fx.Node], list[fx.Node]] | str:
         """The name, the nodes and the other operands of the step that follows; or why there is none."""
@@ -108,7 +121,7 @@ class _Planner:
         if not activated:
             gate = self._gated_by_itself(users, node)
             if gate is not None:
-                return self._unseen_between(node, gate[1]) or (X_HARDSWISH, list(gate), [])
+                return self.unseen_between(node, gate[1]) or (X_HARDSWISH, list(gate), [])
         if len(users) > 1:
             return f"then the result is used {len(users)} times"
         user = users[0]
@@ -116,10 +129,10 @@ class _Planner:
             return self.at_the_end
         if list(user.all_input_nodes).count(node) != 1 or _count(user, node) != 1:
             return f"then the result is used twice by {self._describe(user)}"
-        unseen = self._unseen_between(node, user)
+        unseen = self.unseen_between(node, user)
         if unseen:
             return unseen
-        step = self._step(user)
+        step = self.step(user)
         then = f"then {self._describe(user)}"
         if step is None or step.name == MUL:
             return then
@@ -163,7 +176,7 @@ class _Planner:
         if len(users) != 2:
             return None
         for gate, product in (users, reversed(users)):
-            first, second = self._step(gate), self._step(product)
+            first, second = self.step(gate), self.step(product)
             if (
                 first is not None
                 and first.name == "hardswish"
@@ -173,12 +186,12 @@ class _Planner:
                 and list(gate.users) == [product]
                 and {id(operand) for operand in second.operands} == {id(t), id(gate)}
                 and not (second.inplace and second.operands[0] is gate)
-                and not self._unseen_between(gate, product)
+                and not self.unseen_between(gate, product)
             ):
                 return gate, product
         return None
 
-    def _step(self, node: fx.Node) -> Step | None:
+    def step(self, node: fx.Node) -> Step | None:
         module = self.module(node)
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) in (
             nn.BatchNorm3d,
@@ -192,7 +205,7 @@ class _Planner:
             return None
         return classify(function, node.args, node.kwargs)
 
-    def _unseen_between(self, node: fx.Node, user: fx.Node) -> str | None:
+    def unseen_between(self, node: fx.Node, user: fx.Node) -> str | None:
         """A reason if a hook sees the tensor on its way from ``node`` to ``user``."""
         left, entered = _stack(node), _stack(user)
         names = [name for call, name in left.items() if call not in entered]
@@ -216,7 +229,7 @@ class _Planner:
             inplace = bool(getattr(module, "inplace", False))
         else:
             name = _function_name(node)
-            step = self._step(node)
+            step = self.step(node)
             inplace = (
                 (name.endswith("_") and not name.endswith("__"))
                 or name in _INPLACE_OPERATORS
@@ -261,7 +274,7 @@ class _Planner:
         module = self.module(node)
         if module is not None:
             return isinstance(module, _FRESH_MODULES)
-        step = self._step(node)
+        step = self.step(node)
         return (step is not None and step.name != DROPOUT) or _function_name(node) in _FRESH_FUNCTIONS
 
 

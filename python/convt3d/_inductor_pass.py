@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same fusion inside ``torch.compile``: a pass over the graphs that Inductor is given.
+
+It runs before autograd is traced, where the graph still has the calls that the model makes (behind it the
+activations are in pieces). Everything that must not be fused is a property of that graph: another user of an
+intermediate result, a type that changes on the way, a tensor changed in place in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from ._cat import cat_op
+from ._fuse._batch_norm import fold
+from ._fuse._plan import Planner
+from ._fuse._steps import ADD, BATCH_NORM, CAT, DROPOUT, Step, cat_dim, is_eval_dropout
+from ._ops import forward_op
+from ._problem import triple
+from ._version import __version__
+
+_AMBIENCE = ("_enter_", "_exit_", "_set_grad_enabled", "set_grad_enabled", "_saved_tensors_hooks")
+_VIEWS = ("view", "view_as", "as_strided")  # what depends on strides
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class ConvTranspose3dPass(CustomGraphPass):
+    """Puts convt3d's operators in place of transposed convolutions; what was ``before`` it runs first."""
+
+    def __init__(self, before: Any, device_types: Collection[str]) -> None:
+        self.before = before
+        self.device_types = tuple(device_types)
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for earlier in _passes(self.before):
+            earlier(graph)
+        if self.device_types:
+            fuse_graph(graph, self.device_types)
+
+    def uuid(self) -> Any | None:
+        """Of this pass and those before it; None (no caching) where one of them has none."""
+        earlier = []
+        for item in _passes(self.before):
+            found = item.uuid() if isinstance(item, CustomGraphPass) else None
+            if found is None:
+                return None
+            earlier.append(found)
+        return (__version__, _source_hash(), self.device_types, *earlier)
+
+
+def _passes(before: Any) -> Sequence[Callable[[fx.Graph], None]]:
+    if before is None:
+        return ()
+    return tuple(before) if isinstance(before, (list, tuple)) else (before,)
+
+
+def _source_hash() -> str:
+    here = Path(__file__).resolve().parent
+    files = [Path(__file__), *sorted((here / "_fuse").glob("*.py"))]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+# --- the graph ---------------------------------------------------------------------------------------------
+
+
+def fuse_graph(graph: fx.Graph, device_types: Collection[str]) -> int:
+    """Fuses what can be fused in a graph of Dynamo's, in place; returns how many calls that made.
+
+    Every tensor node must have its fake tensor in ``meta["example_value"]``; the others are left alone.
+    """
+    planner = _GraphPlanner(graph)
+    count = 0
+    for node in list(graph.nodes):
+        call = _Call.of(node, device_types)
+        if call is not None and call.take(planner):
+            call.replace(graph)
+            count += 1
+    if count:
+        graph.lint()
+    return count
+
+
+class _GraphPlanner(Planner):
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__(graph.owning_module or torch.nn.Module(), graph, "then the graph's output")
+        self.has_views = any(node.op == "call_method" and node.target in _VIEWS for node in graph.nodes)
+        self._ambience = [position for node, position in self.position.items() if _changes_ambience(node)]
+
+    def reads(self, conv: fx.Node) -> list[fx.Node]:
+        return conv.all_input_nodes
+
+    def unseen_between(self, node: fx.Node, user: fx.Node) -> str | None:
+        """A reason if autocast or the gradient mode is switched in between."""
+        first, last = self.position[node], self.position[user]
+        if any(first < position < last for position in self._ambience):
+            return "then autocast or the gradient mode changes"
+        return None
+
+
+def _changes_ambience(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return node.op == "call_function" and name.startswith(_AMBIENCE)
+
+
+def _example(node: Any) -> Tensor | None:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+_DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
+
+
+class _Call:
+    """The arguments of one fused call, collected step by step as nodes of the graph."""
+
+    def __init__(self, conv: fx.Node, arguments: dict[str, Any], precision: str, out: Tensor) -> None:
+        self.conv = conv
+        self.arguments = arguments
+        self.precision = precision
+        self.out = out  # fake: what the convolution gives
+        self.chain = [conv]
+        self.add: Any = None
+        self.add_order = "before"
+        self.activation = "none"
+        self.negative_slope = 0.01
+        self.batch_norm: dict[str, Any] | None = None
+        self.cat: tuple[fx.Node, bool] | None = None
+
+    @staticmethod
+    def of(node: fx.Node, device_types: Collection[str]) -> _Call | None:
+        """The call that ``node`` is, if it is a transposed convolution that can be fused with something."""
+        out = _example(node)
+        if node.op != "call_function" or out is None or out.dtype not in _FLOATS:
+            return None
+        if out.device.type not in device_types:
+            return None
+        precision = "default"
+        if node.target is forward_op:
+            # As convt3d's own function made it: all arguments, by position.
+            if len(node.args) != 13 or node.args[8] is not None or node.args[10] != "none":
+                return None
+            arguments = dict(zip(_CONVOLUTION, node.args, strict=False))
+            precision = str(node.args[12])
+        elif node.target is torch.conv_transpose3d:
+            arguments = {**_DEFAULTS, **dict(zip(_CONVOLUTION, node.args, strict=False)), **node.kwargs}
+        else:
+            return None
+        try:
+            for name in ("stride", "padding", "output_padding", "dilation"):
+                arguments[name] = triple(arguments[name], name)
+        except (TypeError, RuntimeError):  # sizes that are computed in the graph
+            return None
+        if arguments.keys() != set(_CONVOLUTION) or not isinstance(arguments["groups"], int):
+            return None
+        return _Call(node, arguments, precision, out)
+
+    def take(self, planner: _GraphPlanner) -> bool:
+        """Takes in what follows; whether there was anything."""
+        plan = planner.plan(self.conv)
+        end = 0
+        for index, (name, nodes) in enumerate(zip(plan.steps, plan.nodes, strict=True)):
+            if not self._take(name, nodes, planner.step(nodes[-1])):
+                break
+            self.chain += nodes
+            if name != DROPOUT:
+                end = index + 1
+        del self.chain[1 + sum(len(nodes) for nodes in plan.nodes[:end]) :]
+        inside = set(self.chain)
+        if end == 0 or any(user not in inside for node in self.chain[:-1] for user in node.users):
+            return False  # nothing to take in, or somebody asks for the shape of what there would not be
+        was = _example(self.chain[-1])
+        assert was is not None
+        fake = self._fake()
+        if fake is None or fake.dtype != was.dtype or fake.shape != was.shape:
+            return False
+        # torch's fake convolution knows only some of the cases in which the real one is channels_last_3d. A
+        # view that was traced for other strides would fail.
+        if planner.has_views and not _same_strides(fake, was):
+            return False
+        self.out = fake
+        return True
+
+    def _take(self, name: str, nodes: tuple[fx.Node, ...], step: Step | None) -> bool:
+        result = _example(nodes[-1])
+        if step is None or result is None or result.dtype != self.out.dtype:
+            return False
+        if name == CAT:
+            return self._take_cat(step)
+        if result.shape != self.out.shape:
+            return False
+        if name == DROPOUT:
+            return is_eval_dropout(step)
+        if name == BATCH_NORM:
+            return self._take_batch_norm(step)
+        if name == ADD:
+            first, second = step.operands
+            other = second if first is self.chain[-1] else first
+            tensor = _example(other)
+            if tensor is None or tensor.dtype != self.out.dtype or tensor.device != self.out.device:
+                return False
+            self.add, self.add_order = other, "before" if self.activation == "none" else "after"
+            return True
+        self.activation = name
+        self.negative_slope = step.negative_slope
+        return True
+
+    def _take_batch_norm(self, step: Step) -> bool:
+        arguments = dict(step.arguments or {})
+        if arguments.get("training", False):
+            return False
+        channels, device = self.out.shape[-4], self.out.device
+        for name in ("running_mean", "running_var", "weight", "bias"):
+            node = arguments.get(name)
+            tensor = _example(node)
+            if node is None and name in ("weight", "bias"):
+                continue
+            if tensor is None or tensor.shape != (channels,) or tensor.device != device:
+                return False
+        self.batch_norm = arguments
+        return True
+
+    def _take_cat(self, step: Step) -> bool:
+        first, second = step.operands
+        skip_first = second is self.chain[-1]
+        other = first if skip_first else second
+        tensor = _example(other)
+        channels = self.out.dim() - 4
+        if cat_dim(step) not in (channels, -4) or tensor is None:
+            return False
+        if tensor.dtype != self.out.dtype or tensor.dim() != self.out.dim():
+            return False
+        self.cat = (other, skip_first)
+        return True
+
+    def _operator(self, weight: Any, bias: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The operator, and its arguments as nodes."""
+        a = self.arguments
+        own = (
+            a["input"],
+            weight,
+            bias,
+            *(a[name] for name in ("stride", "padding", "output_padding", "groups", "dilation")),
+            self.add,
+            self.add_order,
+            self.activation,
+            self.negative_slope,
+            self.precision,
+        )
+        return (forward_op, own) if self.cat is None else (cat_op, (*own, *self.cat))
+
+    def _fake(self) -> Tensor | None:
+        """The result as fake tensors have it, or None where the operator refuses the call."""
+        target, arguments = self._operator(self.arguments["weight"], self.arguments["bias"])
+        mode = getattr(self.out, "fake_mode", None)
+        values = [_example(item) if isinstance(item, fx.Node) else item for item in arguments]
+        if mode is None or any(
+            v is None and isinstance(a, fx.Node) for v, a in zip(values, arguments, strict=True)
+        ):
+            return None
+        dtype = self.out.dtype
+        values = [v.to(dtype) if isinstance(v, Tensor) else v for v in values]  # as autocast would
+        try:
+            with mode, torch.no_grad(), torch.autocast(self.out.device.type, enabled=False):
+                out: Tensor = target(*values)
+                return out
+        except (RuntimeError, ValueError, NotImplementedError, TypeError):
+            return None
+
+    def replace(self, graph: fx.Graph) -> None:
+        """Puts the call in the place of the last of its nodes, and takes all of them out."""
+        last = self.chain[-1]
+        weight, bias = self.arguments["weight"], self.arguments["bias"]
+        with graph.inserting_before(last):
+            if self.batch_norm is not None:
+                names = ("running_mean", "running_var", "weight", "bias")
+                tensors = [self.batch_norm.get(name) for name in names]
+                eps = self.batch_norm.get("eps", 1e-5)
+                folded = graph.call_function(
+                    fold_batch_norm, (weight, bias, self.arguments["groups"], *tensors, eps)
+                )
+                weight, bias = (graph.call_function(_item, (folded, index)) for index in (0, 1))
+            target, arguments = self._operator(weight, bias)
+            new = graph.call_function(target, arguments)
+        new.meta = {**last.meta, "example_value": self.out}
+        last.replace_all_uses_with(new)
+        for node in sorted(self.chain, reverse=True):
+            graph.erase_node(node)
+
+
+def _item(pair: tuple[Tensor, Tensor], index: int) -> Tensor:
+    return pair[index]
+
+
+def _same_strides(a: Tensor, b: Tensor) -> bool:
+    return all(p == q for p, q, n in zip(a.stride(), b.stride(), a.shape, strict=True) if n != 1)
+
+
+def fold_batch_norm(
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: int,
+    running_mean: Tensor,
+    running_var: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """:func:`fold` for a graph, which has made sure that there is something to fold."""
+    arguments = {
+        "running_mean": running_mean,
+        "running_var": running_var,
+        "weight": gamma,
+        "bias": beta,
+        "eps": eps,
+    }
+    folded = fold(weight, bias, groups, arguments)
+    if folded is None:
+        raise RuntimeError("convt3d: batch norm has tensors that do not go with the convolution before it")
+    return folded
