@@ -86,7 +86,7 @@ def random_call(seed: str, device: str) -> Call:
         batched=batched,
         layouts=tuple(_random_layout(rng) if rng.random() < 0.25 else None for _ in range(4)),
         wants=tuple(rng.random() < 0.6 for _ in range(4)) if rng.random() < 0.3 else (False,) * 4,
-        form=rng.choices(("eager", "operator", "exported", "compiled", "dynamic"), (158, 28, 6, 4, 4))[0],
+        form=rng.choices(("eager", "operator", "exported", "compiled", "dynamic"), (162, 28, 6, 2, 2))[0],
         context=rng.choices(("", "no_grad", "inference", "autocast"), (75, 8, 7, 10))[0],
         autocast=rng.choice((torch.float16, torch.bfloat16)),
         kernel=rng.choices(("auto", "sm80", "sm90", "aten"), (45, 22, 22, 11))[0],
