@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
@@ -17,62 +17,20 @@ import _paths
 import convt3d
 from convt3d import _native
 from convt3d.cli.info import driver_version
-from convt3d.cli.timing import copy_bandwidth, medians
+from convt3d.cli.timing import GpuTimer, copy_bandwidth, medians
 from floor import Ceilings
 
 Call = Callable[[], object]
 
 _MATRIX = 8192
-_L2_MULTIPLE = 4  # tensors of fewer L2 sizes than this could be found in the cache again
-_FLUSH_BYTES = 512 * 2**20
 
 
-class Gpu:
+class Gpu(GpuTimer):
     """The current CUDA device."""
-
-    device = "cuda"
-
-    def __init__(self) -> None:
-        self.properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        self._flush_buffer: torch.Tensor | None = None
 
     @property
     def name(self) -> str:
         return str(self.properties.name)
-
-    def fits_in_cache(self, byte_count: int) -> bool:
-        """Whether part of a row's tensors could still be in the L2 cache from the call before."""
-        return byte_count < _L2_MULTIPLE * int(self.properties.L2_cache_size)
-
-    def flush_cache(self) -> None:
-        """Fills the L2 cache with clean lines of something else.
-
-        By reading: after a write the timed call would pay for writing the dirty lines back. Half a gigabyte
-        also keeps the GPU busy while the host enqueues the timed call: what is timed is the GPU's work.
-        """
-        if self._flush_buffer is None:
-            self._flush_buffer = torch.rand(_FLUSH_BYTES // 4, device=self.device)
-        self._flush_buffer.sum()
-
-    def time(self, calls: Sequence[Call], flush: bool) -> list[float]:
-        """Milliseconds of GPU time of each call, in order; whatever a call launches is inside.
-
-        Nothing waits in between: the host runs ahead of the GPU as it does in a network.
-        """
-        event: Any = torch.cuda.Event
-        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in calls]
-        self.synchronize()
-        for call, (begin, end) in zip(calls, pairs, strict=True):
-            if flush:
-                self.flush_cache()
-            begin.record()
-            call()
-            end.record()
-        self.synchronize()
-        return [float(begin.elapsed_time(end)) for begin, end in pairs]
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
 
     def release(self) -> None:
         """Gives memory that no tensor uses back, so that rows do not fragment one another's."""

@@ -23,9 +23,9 @@ import _paths  # noqa: F401 (finds convt3d)
 import plot
 import report
 from convt3d._native import KERNEL_ENV, native
+from convt3d.cli.progress import Progress
 from gpu import Gpu
 from measure import measure
-from progress import Progress
 from results import FAILED, OK, Results, RowResult
 from workloads import Row, select
 

@@ -1,12 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a result is judged against float64, on every path:
-
-    |y - y64| <= 1/2 ulp(y64) + L * c * 2^-22 * (sum |x||w| + |bias| + |add|)
-
-``y64`` is the float64 result, in tf32 mode that of the operands rounded to TF32 (nearest, ties to even);
-``ulp`` is the output type's; ``L`` bounds the activation's slope around the pre-activation; ``c`` is one
-constant for each mode, fixed from measurement and never raised afterwards.
-"""
+"""Judges results against float64 by the bound of convt3d/cli/accuracy.py, which says what it is."""
 
 from __future__ import annotations
 
@@ -20,53 +13,17 @@ from torch import Tensor
 from cases import Case, Tensors
 from convt3d._activations import ACTIVATIONS
 from convt3d._precision import resolve_precision, round_to_tf32
+from convt3d.cli import accuracy as bound
+from convt3d.cli.accuracy import C, ulp
 
-# c of the bound, by mode; docs/numerics.md has the measurements behind it.
-#
-# The tensor cores truncate each sum, so tf32's constant is set by long ones: 3.8 with 4096 products. ieee
-# sums blocks of 16 products apart and needs 2.4; 16-bit results are dominated by their own rounding.
-# The aten modes are calls that run on cuDNN, whose algorithms (Winograd's, say) are not ours to bound more
-# tightly. Its TF32 rounds operands as the chosen algorithm likes: two operands off by up to 2^-10 each,
-# against the unrounded reference. float64 is judged by float64: the same sums in another order, for which
-# 2^-50 (four of its ulps) is left.
-C = {"ieee": 4.0, "tf32": 8.0, "16-bit": 4.0, "float64": 2.0**-28, "aten": 16.0, "aten tf32": 2.0**13}
-
-# Largest |act'|. x_hardswish's grows with t and is computed.
-_SLOPE = {
-    "none": 1.0,
-    "relu": 1.0,
-    "leaky_relu": 1.0,
-    "elu": 1.0,
-    "gelu": 1.13,
-    "gelu_tanh": 1.13,
-    "silu": 1.1,
-    "sigmoid": 0.25,
-    "tanh": 1.0,
-    "hardswish": 1.5,
-}
+__all__ = ["C", "Judgement", "allowed_error", "assert_accurate", "exact", "judge", "mode_of", "ulp"]
 
 # Mode -> (largest share of the bound that a result used, which case).
 worst_shares: dict[str, tuple[float, str]] = {}
 
 
 def mode_of(case: Case, tf32: bool, path: str) -> str:
-    if case.dtype == torch.float64:
-        return "float64"
-    if path == "aten + tail":
-        return "aten tf32" if tf32 and case.dtype == torch.float32 else "aten"
-    if case.dtype != torch.float32:
-        return "16-bit"
-    return "tf32" if tf32 else "ieee"
-
-
-def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Spacing of ``dtype`` at float64 ``value``; that of its subnormals near zero."""
-    info = torch.finfo(dtype)
-    mantissa_bits = round(-torch.log2(torch.tensor(info.eps, dtype=torch.float64)).item())
-    _, exponent = torch.frexp(value.abs())
-    smallest = torch.tensor(info.tiny, dtype=torch.float64) * info.eps
-    spacing = torch.ldexp(torch.ones_like(value), (exponent - 1 - mantissa_bits).to(torch.int32))
-    return torch.where(value == 0, torch.zeros_like(value), spacing).clamp_min(smallest.item())
+    return bound.mode_of(case.dtype, tf32, path)
 
 
 def exact(case: Case, tensors: Tensors, tf32: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,22 +47,10 @@ def exact(case: Case, tensors: Tensors, tf32: bool = False) -> tuple[Tensor, Ten
     return y, t, magnitude
 
 
-def slope(case: Case, t: Tensor, nearby: Tensor) -> Tensor:
-    """L: a bound on |act'| within ``nearby`` of ``t``, at least 1 where an add follows the activation."""
-    if case.activation == "x_hardswish":
-        reach = t.abs() + nearby
-        largest = torch.maximum(2 * reach, torch.where(reach < 3, reach * reach / 2 + reach, 7.5))
-    else:
-        largest = torch.full_like(t, _SLOPE[case.activation])
-    return largest.clamp_min(1.0) if case.add_order == "after" else largest
-
-
 def allowed_error(case: Case, y: Tensor, t: Tensor, magnitude: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """The bound's two terms, for float64 ``y``, ``t`` and ``magnitude`` of :func:`exact`."""
-    if case.activation == "sigmoid":
-        magnitude = magnitude + 1  # 1 / (1 + exp(-t)): the ones are summed too, and may be all there is
-    unit = C[mode] * 2.0**-22 * magnitude
-    return ulp(y, case.dtype) / 2, slope(case, t, unit) * unit
+    add_after = case.add_order == "after"
+    return bound.allowed_error(case.activation, add_after, case.dtype, y, t, magnitude, mode)
 
 
 @dataclass(frozen=True)

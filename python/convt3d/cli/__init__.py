@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``python -m convt3d info`` and ``python -m convt3d demo``."""
+"""The command line: ``python -m convt3d info | demo | check | bench | explain``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .._version import __version__
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
     from .console import Console
 
     console = Console(plain=arguments.plain)
@@ -20,6 +21,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .info import info
 
         return info(console)
+    if arguments.command == "check":
+        from .check import check
+
+        return check(console, arguments.device, arguments.seed)
+    if arguments.command in ("bench", "explain"):
+        from .call import spec_of
+
+        try:
+            spec = spec_of(arguments)
+        except ValueError as error:
+            parser.error(str(error))
+        if arguments.command == "explain":
+            from .explain import explain_call
+
+            return explain_call(console, spec)
+        from .bench import bench
+
+        return bench(console, spec, arguments.output, arguments.device, arguments.compile)
     from .demo import demo
 
     return demo(
@@ -49,6 +68,24 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     demo.add_argument("--batch", type=_positive, help="batch size (default: 128 on a GPU, 2 on a CPU)")
     demo.add_argument("--seed", type=int, help="of weights and inputs (default: a new one, printed)")
+    check = commands.add_parser(
+        "check", parents=[common], help="run what networks run, in every type and layout, against float64"
+    )
+    check.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    check.add_argument("--seed", type=int, default=0, help="of the inputs (default: 0)")
+    bench = commands.add_parser(
+        "bench", parents=[common], help="time a call of yours against eager PyTorch and torch.compile"
+    )
+    bench.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    bench.add_argument("--output", type=Path, default=Path("out"), help="folder for bench.json and bench.png")
+    bench.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
+    explain = commands.add_parser(
+        "explain", parents=[common], help="which kernel a call of yours runs on, and why not a faster one"
+    )
+    from .call import add_call_arguments
+
+    for command in (bench, explain):
+        add_call_arguments(command)
     return parser
 
 

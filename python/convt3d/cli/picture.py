@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's picture: time and error of each candidate."""
+"""Pictures: the demo's, of time and error of each candidate, and bars of times."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,28 +21,15 @@ def save_picture(
     Args:
         floor: seconds that the bytes alone take; drawn as a line if known.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
-    except ImportError:
-        return "No picture: matplotlib is not installed."
+    plt = _pyplot()
+    if plt is None:
+        return _NO_PICTURE
     shown = [c for c in candidates if not c.skipped]
     figure, (times, errors) = plt.subplots(1, 2, figsize=(12, 1.8 + 0.55 * max(4, len(shown))))
     figure.suptitle(
         f"ConvTranspose3d + add + t·hardswish(t), batch {batch}, fp32, {device_name}", fontsize=12
     )
-    colours = [_OURS if c.name.startswith("convt3d") else _THEIRS for c in shown]
-    names = [c.name for c in shown]
-    bars = times.barh(names, [c.milliseconds for c in shown], color=colours)
-    times.bar_label(bars, labels=[f"{c.milliseconds:.3g} ms" for c in shown], padding=4)
-    times.invert_yaxis()
-    times.margins(x=0.18)
-    times.set_xlabel("median time, ms (shorter is better)")
-    if floor is not None:
-        times.axvline(floor * 1e3, color="black", linestyle="--", linewidth=1)
-        times.annotate("byte floor", (floor * 1e3, 1.01), xycoords=("data", "axes fraction"), fontsize=8)
+    _draw_times(times, {c.name: c.milliseconds for c in shown}, None if floor is None else floor * 1e3)
     _draw_errors(errors, shown)
     for axes in (times, errors):
         axes.spines[["top", "right"]].set_visible(False)
@@ -51,6 +39,52 @@ def save_picture(
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return f"picture: {path}"
+
+
+def save_bars(medians: Mapping[str, float], path: Path, title: str, floor: float | None) -> str:
+    """Saves a picture of ``medians`` (milliseconds by name) and returns a line that says so, or why not.
+
+    Args:
+        floor: milliseconds that the bytes alone take; drawn as a line if known.
+    """
+    plt = _pyplot()
+    if plt is None:
+        return _NO_PICTURE
+    figure, axes = plt.subplots(figsize=(8, 1.6 + 0.55 * len(medians)))
+    axes.set_title(title, fontsize=10, loc="left")
+    _draw_times(axes, medians, floor)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return f"picture: {path}"
+
+
+_NO_PICTURE = "No picture: matplotlib is not installed."
+
+
+def _pyplot() -> Any:
+    """matplotlib's, or None where it is not installed."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return None
+    return pyplot
+
+
+def _draw_times(ax: Any, medians: Mapping[str, float], floor: float | None) -> None:
+    colours = [_OURS if name.startswith("convt3d") else _THEIRS for name in medians]
+    bars = ax.barh(list(medians), list(medians.values()), color=colours)
+    ax.bar_label(bars, labels=[f"{value:.3g} ms" for value in medians.values()], padding=4)
+    ax.invert_yaxis()
+    ax.margins(x=0.18)
+    ax.set_xlabel("median time, ms (shorter is better)")
+    if floor is not None:
+        ax.axvline(floor, color="black", linestyle="--", linewidth=1)
+        ax.annotate("byte floor", (floor, 1.01), xycoords=("data", "axes fraction"), fontsize=8)
 
 
 def _draw_errors(ax: Any, shown: list[Candidate]) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 
 
 class Progress:
-    """Args: total: rows to measure."""
+    """A bar for ``total`` steps.
 
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
+    Args:
+        quiet: no line for each step that has ended.
+    """
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        self._total, self._done, self._quiet = total, 0, quiet
         self._bar: Any = None
         if sys.stdout.isatty():
             try:
@@ -51,9 +55,16 @@ class Progress:
 
     def done(self, text: str) -> None:
         """One row has ended."""
-        self._done += 1
+        self.step()
+        if self._quiet:
+            return
         if self._bar is not None:
-            self._bar.advance(self._task)
             self.say(text)
         else:
             self.say(f"[{self._done}/{self._total}] {text}")
+
+    def step(self) -> None:
+        """The bar moves on by one."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(self._task)
