@@ -92,8 +92,9 @@ struct CollectiveEpilogue {
 
   /// The ring is shared by warps that are not in step, and a parity cannot tell a phase from the one two before it.
   /// Once unit `index` has been issued, the slot's previous phases are over and the parity is unambiguous.
+  /// Atomics on both sides, since the word itself is behind no barrier. One thread's wait.
   CUTLASS_DEVICE static void wait_until_issued(SharedStorage& shared, int index) {
-    while (*static_cast<int32_t volatile*>(&shared.issued) <= index) {
+    while (atomicAdd(&shared.issued, 0) <= index) {
     }
   }
 
@@ -179,7 +180,7 @@ struct CollectiveEpilogue {
           } else {
             shared.full[slot.slot].arrive();
           }
-          *static_cast<int32_t volatile*>(&shared.issued) = ++issued;
+          atomicExch(&shared.issued, ++issued);
           slot.advance(1, p.ring);
         }
       }
@@ -188,7 +189,7 @@ struct CollectiveEpilogue {
       shared.free[slot.slot].wait(slot.phase ^ 1);
       shared.box[slot.slot].store = kEnd;
       shared.ready[slot.slot].arrive();
-      *static_cast<int32_t volatile*>(&shared.issued) = ++issued;
+      atomicExch(&shared.issued, ++issued);
       slot.advance(1, p.ring);
     }
   }
@@ -259,7 +260,8 @@ struct CollectiveEpilogue {
   CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, RingState slot,
                                     int index, int lane, float const (&bias)[kChannels], FlatAdd const& flat,
                                     float const (&acc)[kParts][kRegisters]) {
-    wait_until_issued(shared, index);
+    if (lane == 0) wait_until_issued(shared, index);
+    __syncwarp();
     shared.full[slot.slot].wait(slot.phase);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     if constexpr (kChannelsLast) {

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine code of the kernels as they were built: that the instructions they were written for are in it.
+
+A wgmma or a tensor map that the compiler could not use would leave a kernel right and slow. Needs the built library
+and NVIDIA's disassembler (third_party/requirements/test.txt), no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from test_library import built, missing
+
+KERNEL_OF = {
+    "sm90": re.compile(r"^_ZN7convt3d4sm906kernelI"),
+    "sm80": re.compile(r"^_ZN7convt3d4sm8012dgrad_kernelI"),
+}
+
+
+def disassembler() -> tuple[str, str]:
+    """cuobjdump and a PATH on which it finds nvdisasm."""
+    packages = Path(sysconfig.get_path("purelib")) / "nvidia"
+    folders = [*(str(p) for p in packages.glob("*/bin")), "/usr/local/cuda/bin", os.environ.get("PATH", "")]
+    path = os.pathsep.join(folders)
+    program = shutil.which("cuobjdump", path=path)
+    if program is None or shutil.which("nvdisasm", path=path) is None:
+        missing("cuobjdump and nvdisasm are not installed")
+    return program, path
+
+
+@pytest.fixture(scope="module")
+def code() -> dict[str, str]:
+    """SASS for SM90 by mangled kernel name."""
+    library = built("libconvt3d.so")
+    program, path = disassembler()
+    done = subprocess.run(
+        [program, "-sass", "-arch", "sm_90a", str(library)],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    functions = re.split(r"^\s*Function : (\S+)\s*$", done.stdout, flags=re.MULTILINE)
+    return dict(zip(functions[1::2], functions[2::2], strict=True))
+
+
+def kernels(code: dict[str, str], family: str) -> dict[str, str]:
+    found = {name: sass for name, sass in code.items() if KERNEL_OF[family].match(name)}
+    assert found, f"no {family} kernel among {len(code)} functions"
+    return found
+
+
+@pytest.mark.parametrize("instruction", ["HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"])
+def test_sm90_kernels_use_hoppers_units(code: dict[str, str], instruction: str) -> None:
+    """wgmma, tensor-map loads and stores, register reallocation: in every kernel of the family."""
+    without = [name for name, sass in kernels(code, "sm90").items() if f" {instruction}" not in sass]
+    assert without == []
+
+
+def test_every_type_has_its_own_wgmma(code: dict[str, str]) -> None:
+    shapes = {m for sass in kernels(code, "sm90").values() for m in re.findall(r" HGMMA\.(\S+)", sass)}
+    for kind in (".TF32", ".BF16"):
+        assert any(kind in shape for shape in shapes), (kind, shapes)
+    # fp16 is what the name says where it says nothing else.
+    assert any(".TF32" not in shape and ".BF16" not in shape for shape in shapes), shapes
+
+
+def test_sm80_kernels_use_tensor_cores(code: dict[str, str]) -> None:
+    without = [name for name, sass in kernels(code, "sm80").items() if " HMMA" not in sass]
+    assert without == []
+
+
+def test_no_kernel_touches_local_memory_in_a_loop_of_products(code: dict[str, str]) -> None:
+    """Spills show as local loads and stores between the products."""
+    for family, product in (("sm90", " HGMMA"), ("sm80", " HMMA")):
+        for name, sass in kernels(code, family).items():
+            lines = [line for line in sass.splitlines() if re.search(r"\b(HGMMA|HMMA|LDL|STL)\b", line)]
+            products = [i for i, line in enumerate(lines) if product in line]
+            between = lines[products[0] : products[-1] + 1]
+            assert not [line for line in between if re.search(r"\b(LDL|STL)\b", line)], name
