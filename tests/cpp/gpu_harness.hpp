@@ -271,8 +271,8 @@ inline float nonfinite_draw(Random& random) {
     double const exact = act + (before_act ? 0 : a);
     double const scale = magnitude[at] + std::abs(b) + std::abs(a);
     double const spread = std::max(factor * scale, 0x1p-100);
-    double const slope =
-        p.activation == CONVT3D_ACT_NONE ? 1 : activation_slope(p.activation, t, p.negative_slope, spread);
+    double slope = p.activation == CONVT3D_ACT_NONE ? 1 : activation_slope(p.activation, t, p.negative_slope, spread);
+    if (!before_act) slope = std::max(slope, 1.0);  // an add that follows is summed whatever the activation does
     double bound = 0.5 * unit_in_last_place(p.dtype, exact) + slope * factor * scale;
     if (p.activation != CONVT3D_ACT_NONE) {
       // exp(-103) is the smallest denormal: what it loses comes back magnified by t.
