@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine code of the kernels as they were built: that the instructions they were written for are in it.
 
-A wgmma or a tensor map that the compiler could not use would leave a kernel right and slow. Needs the built library
-and NVIDIA's disassembler (third_party/requirements/test.txt), no GPU.
+A wgmma or a tensor map that the compiler could not use would leave a kernel right and slow. Needs the built
+library and NVIDIA's disassembler (third_party/requirements/test.txt), no GPU.
 """
 
 from __future__ import annotations
