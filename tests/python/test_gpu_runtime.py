@@ -47,6 +47,39 @@ def test_report_18_bitwise_repeatable(dtype: torch.dtype, family: Family) -> Non
         pytest.skip(f"{family} takes neither layout: {family.refusal}")
 
 
+@own_families
+@pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=lambda d: str(d)[6:])
+def test_repeatable_under_load(dtype: torch.dtype, channels_last: bool, family: Family) -> None:
+    """Tiles are handed out dynamically: other work on the GPU changes who computes what, and no bit of the result."""
+    case = replace(
+        case_for(family),
+        batch=8,
+        cin=32,
+        cout=64,
+        size=(16, 16, 16),
+        dtype=dtype,
+        input_channels_last=channels_last,
+    )
+    tensors = case.make("cuda")
+    family.require(case, tensors)
+    expected = family.call(case, tensors)
+    assert_accurate(case, tensors, expected)
+    busy = torch.randn(4096, 4096, dtype=torch.float16, device="cuda")
+    torch.cuda.synchronize()
+    load = torch.cuda.Stream()
+    outs = []
+    with torch.cuda.stream(load):
+        for _ in range(60):
+            busy = torch.tanh(busy @ busy)
+    for _ in range(30):
+        outs.append(family.call(case, tensors))
+    overlapped = not load.query()
+    torch.cuda.synchronize()
+    assert overlapped, "the load was over before the calls were enqueued"
+    assert all(torch.equal(out, expected) for out in outs)
+
+
 @families
 def test_report_23_side_stream(family: Family) -> None:
     """Inputs are produced late on a side stream; a launch on another stream would read them too early."""
