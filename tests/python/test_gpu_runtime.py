@@ -51,7 +51,7 @@ def test_report_18_bitwise_repeatable(dtype: torch.dtype, family: Family) -> Non
 @pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=lambda d: str(d)[6:])
 def test_repeatable_under_load(dtype: torch.dtype, channels_last: bool, family: Family) -> None:
-    """Tiles are handed out dynamically: other work on the GPU changes who computes what, and no bit of the result."""
+    """Tiles are handed out dynamically: other work changes who computes what, and no bit of the result."""
     case = replace(
         case_for(family),
         batch=8,
