@@ -77,14 +77,26 @@ def native_build(destination: Path) -> None:
     subprocess.run(install, check=True, env=environment)
 
 
+def install_sources(package: Path) -> None:
+    """Puts what convt3d.include_paths() promises into ``_include``: the C interface and the sm80 family."""
+    kernels, destination = ROOT / "cutlass_kernels", package / "_include"
+    shutil.rmtree(destination, ignore_errors=True)  # of an earlier build
+    shutil.copytree(kernels / "include", destination)
+    for folder in ("prepare", "sm80"):
+        shutil.copytree(kernels / "src" / folder, destination / folder)
+    for file in ("family.hpp", "message.hpp"):
+        shutil.copy(kernels / "src" / file, destination)
+
+
 class BuildPy(build_py):
-    """Adds the libraries to the package: in the source tree for an editable installation."""
+    """Adds the libraries to the package, in the source tree for an editable installation, and the sources."""
 
     def run(self) -> None:
         super().run()
         package = ROOT / "python" / "convt3d" if self.editable_mode else Path(self.build_lib) / "convt3d"
         if not self.editable_mode:
             shutil.rmtree(package / "_lib", ignore_errors=True)  # of an earlier build
+            install_sources(package)
         if build_inputs.wants_kernels():
             native_build(package)
         else:

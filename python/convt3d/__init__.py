@@ -8,6 +8,7 @@ from ._cat import conv_transpose3d_cat
 from ._explain import Explanation, explain
 from ._functional import conv_transpose3d
 from ._fuse import FuseEntry, FuseReport, fuse, fuse_report, unfuse
+from ._include_paths import include_paths
 from ._inductor import disable_inductor, enable_inductor
 from ._version import __version__
 from .modules import FusedConvTranspose3d, ModelNew
@@ -28,5 +29,6 @@ __all__ = [
     "explain",
     "fuse",
     "fuse_report",
+    "include_paths",
     "unfuse",
 ]

@@ -69,7 +69,11 @@ def test_contents(wheel: Path) -> None:
     assert "CUDA Runtime" in notices
     sources = {str(p.relative_to(ROOT / "python")) for p in (ROOT / "python" / "convt3d").rglob("*.py")}
     assert sources <= set(names)
-    assert not [n for n in names if n.startswith("tests") or n.endswith((".cu", ".cpp", ".hpp"))]
+    # Of the C++ and CUDA sources, what convt3d.include_paths() promises, and no more.
+    shipped = [n for n in names if n.endswith((".cu", ".cpp", ".hpp", ".h"))]
+    assert {"convt3d/_include/convt3d/convt3d.h", "convt3d/_include/sm80/sm80.cu"} <= set(shipped)
+    assert all(n.startswith("convt3d/_include/") for n in shipped)
+    assert not [n for n in names if n.startswith("tests")]
     assert "Requires-Dist: torch>=2.10" in metadata
     assert "Root-Is-Purelib: false" in tags
 
@@ -83,6 +87,8 @@ skip = torch.randn(1, 3, 6, 6, 6, dtype=torch.float64)
 y = convt3d.conv_transpose3d(x, w, None, 2, 1, 1, add=skip, activation="relu")
 t = torch.nn.functional.conv_transpose3d(x, w, None, 2, 1, 1) + skip
 torch.testing.assert_close(y, t.relu())
+(include,) = convt3d.include_paths()
+assert pathlib.Path(include) == home / "_include" and (home / "_include" / "family.hpp").is_file()
 print("libraries:", sorted(p.name for p in home.glob("_lib/*.so")))
 if (home / "_lib" / "libconvt3d.so").exists():
     ctypes.CDLL(str(home / "_lib" / "libconvt3d.so"))
