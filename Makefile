@@ -81,7 +81,9 @@ TEST_CPP = ctest --test-dir $(BUILD_DIR) --output-on-failure
 TEST_HOST = cmake -S . -B build/host -DCONVT3D_CUDA=OFF -DCONVT3D_SANITIZE=address,undefined --log-level=WARNING && \
   MAKEFLAGS= cmake --build build/host --parallel $${JOBS:-$$(nproc)} && \
   ctest --test-dir build/host --output-on-failure --progress --parallel 2
-TEST_PYTHON = $(if $(OWN_ENV),CONVT3D_REQUIRE_LIBRARY=1) $(IN_TREE) $(PYTHON) -m pytest
+# A given environment need not have coverage. What it must reach is in pyproject.toml.
+TEST_PYTHON = $(if $(OWN_ENV),CONVT3D_REQUIRE_LIBRARY=1) $(IN_TREE) $(PYTHON) -m $(if $(OWN_ENV),coverage run -m) pytest \
+  $(if $(OWN_ENV),&& $(PYTHON) -m coverage report)
 test-cpp:
 	@$(TEST_CPP)
 test-host:

@@ -214,7 +214,7 @@ def _describe(
         precision=PRECISION_CODES[precision],
         activation=problem.activation.code,
         add_order=0 if problem.add_before else 1,
-        negative_slope=problem.negative_slope,
+        negative_slope=float(problem.negative_slope),
     )
 
 

@@ -19,7 +19,7 @@ from ._problem import Problem, check_grad_output
 
 _ARGUMENTS = (
     "Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, "
-    "SymInt groups, SymInt[] dilation, Tensor? add, str add_order, str activation, float negative_slope, "
+    "SymInt groups, SymInt[] dilation, Tensor? add, str add_order, str activation, Scalar negative_slope, "
     "str precision"
 )
 

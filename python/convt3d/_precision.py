@@ -10,6 +10,7 @@ the temporary setting.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ PRECISIONS: tuple[Precision, ...] = ("default", "ieee", "tf32")
 PRECISION_CODES = {"ieee": 0, "tf32": 1}
 
 _switch_lock = threading.RLock()
+# A fork waits for the blocks of other threads: the child would inherit their lock and their setting for good.
+os.register_at_fork(
+    before=_switch_lock.acquire, after_in_parent=_switch_lock.release, after_in_child=_switch_lock.release
+)
 
 
 def _backend(device_type: str) -> Any:
@@ -75,8 +80,8 @@ def conv_fp32_switch(precision: str, device_type: str) -> Iterator[None]:
     An explicit precision holds the lock for the whole block, also where the switch says the same already:
     that may be another thread's temporary setting, gone as soon as that thread leaves its block.
     On a CPU both explicit precisions mean true fp32 arithmetic (tf32 rounds its operands beforehand).
-    Behind the block the switch reads as before. Where that was inherited from a more general setting, it no
-    longer follows that one: torch does not tell an inherited value from one that was set.
+    Behind the block the switch reads as before; what it does when a more general setting changes later is in
+    :func:`_as_found`.
     """
     if precision == "default" or device_type not in ("cpu", "cuda"):
         yield
@@ -88,11 +93,28 @@ def conv_fp32_switch(precision: str, device_type: str) -> Iterator[None]:
         if _agrees(before, wanted):
             yield
             return
+        found = _as_found(conv, before)
         conv.fp32_precision = wanted
         try:
             yield
         finally:
-            conv.fp32_precision = before
+            conv.fp32_precision = found
+
+
+def _as_found(conv: Any, before: str) -> str:
+    """What to write back so that ``conv`` reads ``before`` again and goes on following what it followed.
+
+    "none" follows the more general settings (``torch.backends.fp32_precision`` and the like). Torch does not
+    tell a value that was inherited from the same value set here. Reduced precision is taken to be inherited,
+    "ieee" to be set here, so that a wrong guess never lets a later change lower the precision. PyTorch's
+    initial state, tf32 until a general setting is made, cannot be written: behind the block it is a "tf32"
+    set here.
+    """
+    if before in ("none", "ieee"):
+        return before
+    conv.fp32_precision = "none"
+    inherited: str = conv.fp32_precision
+    return "none" if inherited == before else before
 
 
 def _agrees(setting: str, wanted: str) -> bool:

@@ -121,7 +121,7 @@ def output_extent(
 
 @dataclass(frozen=True)
 class Problem:
-    """A valid call. Triples are (D, H, W); sizes may be SymInts.
+    """A valid call. Triples are (D, H, W); sizes may be SymInts, the slope a SymFloat.
 
     Attributes:
         batched: False for a 4-D (C, D, H, W) input, which runs as a batch of one.
@@ -235,7 +235,7 @@ class Problem:
             device=input.device,
             add_before=add_order == "before",
             activation=act,
-            negative_slope=float(negative_slope),
+            negative_slope=negative_slope,
             precision=precision,
             channels_last=output_is_channels_last(input if batched else input.unsqueeze(0), weight),
         )

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +131,48 @@ def test_the_switch_is_restored_and_only_touched_where_it_differs() -> None:
         assert conv.fp32_precision == "ieee"
         raise KeyError
     assert conv.fp32_precision == "tf32"
+
+
+@pytest.fixture
+def general() -> Iterator[Any]:
+    """``torch.backends``, whose settings are put back."""
+    backends = torch.backends
+    cuda, cpu = backends.cudnn.conv, backends.mkldnn.conv
+    before = cuda.fp32_precision
+    yield backends
+    backends.fp32_precision = "none"
+    cpu.fp32_precision = "none"
+    cuda.fp32_precision = before
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "inherited", "found"),
+    [
+        ("cuda", "none", "tf32", "none"),
+        ("cuda", "none", "ieee", "ieee"),
+        ("cuda", "none", "none", "none"),
+        ("cuda", "tf32", "none", "tf32"),
+        ("cuda", "tf32", "ieee", "tf32"),
+        ("cuda", "ieee", "tf32", "ieee"),
+        ("cpu", "none", "bf16", "none"),
+        ("cpu", "bf16", "ieee", "bf16"),
+        ("cpu", "none", "none", "none"),
+    ],
+)
+def test_the_switch_goes_on_following_a_general_setting(
+    device: str, own: str, inherited: str, found: str, general: Any
+) -> None:
+    """Behind the block it reads as before, and a change of the general setting reaches it as before."""
+    conv = (general.cudnn if device == "cuda" else general.mkldnn).conv
+    conv.fp32_precision, general.fp32_precision = own, inherited
+    before = conv.fp32_precision
+    for precision in ("tf32", "ieee"):
+        with conv_fp32_switch(precision, device):
+            assert conv.fp32_precision in (precision, "ieee", "none")
+        assert conv.fp32_precision == before
+    for later in ("ieee", "tf32" if device == "cuda" else "bf16", "none"):
+        general.fp32_precision = later
+        assert conv.fp32_precision == (later if found == "none" else found)
 
 
 def test_an_explicit_precision_outlives_another_threads_block() -> None:

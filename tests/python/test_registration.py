@@ -394,6 +394,45 @@ def test_sizes_that_only_the_data_tell(name: str, backend: str, channels_last: b
             wrong(x, w, torch.tensor([True] * 4), torch.tensor([True, True, False, False]))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_a_slope_that_is_an_argument(backend: str, grad: bool) -> None:
+    """Not a constant of the graph: one graph where torch.compile itself makes one of F.leaky_relu."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def call(x: Tensor, w: Tensor, slope: float) -> Tensor:
+        return conv_transpose3d(x, w, stride=2, activation="leaky_relu", negative_slope=slope)
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(call, backend=counter, fullgraph=True, dynamic=True)
+    x, w = torch.randn(2, 4, 3, 3, 3), torch.randn(4, 2, 2, 2, 2, requires_grad=grad)
+    for slope in (0.01, 0.25, 0.5, -1.0):
+        plain, fast = call(x, w, slope), compiled(x, w, slope)
+        assert torch.equal(fast, plain)
+        if grad:
+            a, b = (torch.autograd.grad(out.sum(), w)[0] for out in (plain, fast))
+            torch.testing.assert_close(a, b)
+    if backend == "eager":
+        assert counter.frame_count == 1
+
+
+def test_a_slope_that_only_the_data_tell() -> None:
+    class Learned(nn.Module):
+        def forward(self, x: Tensor, w: Tensor, slope: Tensor) -> Tensor:
+            return conv_transpose3d(x, w, activation="leaky_relu", negative_slope=slope.item())
+
+    torch._dynamo.reset()
+    model, x, w = Learned(), torch.randn(1, 2, 3, 3, 3), torch.randn(2, 2, 2, 2, 2)
+    program = torch.export.export(model, (x, w, torch.tensor(0.125))).module()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for value in (0.5, -0.25):
+            slope = torch.tensor(value)
+            assert torch.equal(compiled(x, w, slope), model(x, w, slope))
+            assert torch.equal(program(x, w, slope), model(x, w, slope))
+
+
 def test_export_with_an_unknown_batch() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
