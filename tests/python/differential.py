@@ -28,12 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import _source_tree  # noqa: F401 (finds convt3d)
-from accuracy import judge, mode_of, slope
+from accuracy import judge, mode_of
 from cases import Case, Tensors
 from convt3d import conv_transpose3d, explain
 from convt3d._activations import ACTIVATIONS
 from convt3d._memory_format import as_memory_format, output_is_channels_last
 from convt3d._precision import resolve_precision, round_to_tf32
+from convt3d.cli.accuracy import slope
 from forms import operator, run
 from random_calls import DEFECTS, Call, broken_arguments, random_call
 
@@ -210,7 +211,7 @@ def _check_gradients(call: Call, case: Case, given: Tensors, out: Tensor, tf32: 
     present = [leaf for leaf in leaves if leaf is not None]
     exact = torch.autograd.grad(y, present, cotangent)
     # The same sums of absolute values. Where a slope is nearly zero its error is not.
-    steep = slope(case, t.detach(), torch.zeros_like(t)) + 1
+    steep = slope(case.activation, case.add_order == "after", t.detach(), torch.zeros_like(t)) + 1
     sizes = [None if leaf is None else leaf.detach().abs().requires_grad_() for leaf in leaves]
     total = _preactivation(replace(case, add_order="before"), *sizes)
     terms = torch.autograd.grad(total, [s for s in sizes if s is not None], steep * cotangent.abs())
