@@ -27,11 +27,12 @@ HAS_GPU := $(shell [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1; [ $$?
 
 IN_TREE := PYTHONPATH=$(CURDIR)/python$${PYTHONPATH:+:$$PYTHONPATH}
 
-.PHONY: help demo test test-cpp test-host test-python build lint format wheel bench clean
+.PHONY: help demo test test-cpp test-host test-python build lint format docs wheel bench clean
 help:
 	@sed -n '/^#   make/s/^# //p' Makefile
 	@echo '   make build    the CUDA libraries, into python/convt3d/_lib (needs a CUDA compiler: set up if there is none)'
 	@echo '   make lint     ruff, mypy, clang-format;  make format: apply what they can'
+	@echo '   make docs     the documentation site, into build/site; warnings are errors'
 	@echo '   make wheel    dist/convt3d-*.whl'
 	@echo '   make bench    the benchmarks (GPU); BENCH="--rows reference" and the like: docs/benchmarks.md'
 	@echo '   make clean    removes build/, dist/ and built libraries, never .venv'
@@ -106,6 +107,11 @@ format:
 	@$(call setup,test lint)
 	@$(PYTHON) -m ruff check --fix --quiet . ; $(PYTHON) -m ruff format .
 	@clang-format -i $(CXX_FILES)
+
+# The API pages come from the sources; nothing is imported.
+docs:
+	@$(call setup,lint docs)
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet && echo "docs: build/site/index.html"
 
 wheel:
 	@$(call setup,test cutlass cuda build)

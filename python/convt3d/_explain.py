@@ -113,7 +113,7 @@ def explain(
         bandwidth: bytes per second that a large copy reaches, for the floor.
 
     Raises:
-        What the call itself raises.
+        Exception: what the call itself raises.
     """
     input, weight, bias, add, cast = _after_autocast(input, weight, bias, add)
     problem = Problem.create(
