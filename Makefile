@@ -27,13 +27,14 @@ HAS_GPU := $(shell [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1; [ $$?
 
 IN_TREE := PYTHONPATH=$(CURDIR)/python$${PYTHONPATH:+:$$PYTHONPATH}
 
-.PHONY: help demo test test-cpp test-host test-python build lint format docs wheel bench clean
+.PHONY: help demo test test-cpp test-host test-python build lint format docs wheel release bench clean
 help:
 	@sed -n '/^#   make/s/^# //p' Makefile
 	@echo '   make build    the CUDA libraries, into python/convt3d/_lib (needs a CUDA compiler: set up if there is none)'
 	@echo '   make lint     ruff, mypy, clang-format;  make format: apply what they can'
 	@echo '   make docs     the documentation site, into build/site; warnings are errors'
 	@echo '   make wheel    dist/convt3d-*.whl'
+	@echo '   make release  wheel and source archive, checked with twine and auditwheel'
 	@echo '   make bench    the benchmarks (GPU); BENCH="--rows reference" and the like: docs/benchmarks.md'
 	@echo '   make clean    removes build/, dist/ and built libraries, never .venv'
 
@@ -116,6 +117,14 @@ docs:
 wheel:
 	@$(call setup,test cutlass cuda build)
 	@$(PYTHON) -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+
+# The wheel and the source archive in dist/, looked over; docs/releasing.md has the rest.
+release: wheel
+	@$(call setup,release)
+	@$(PYTHON) -c 'import sys; sys.path.insert(0, "scripts"); import build_backend; build_backend.build_sdist("dist")' >/dev/null
+	@$(PYTHON) -m twine check --strict dist/*
+	@for wheel in dist/*-manylinux*.whl; do $(PYTHON) -m auditwheel show $$wheel; done
+	@ls -l dist
 
 bench:
 	@$(if $(HAS_GPU),,echo "bench: no NVIDIA GPU on this machine: nothing to measure" >&2; exit 2)

@@ -3,7 +3,7 @@
 #
 # Makes the local virtual environment .venv and installs what is asked for:
 #
-#   scripts/setup_env.sh runtime|test|lint|docs|build|cutlass|cuda|gtest|has-gtest...
+#   scripts/setup_env.sh runtime|test|lint|docs|release|build|cutlass|cuda|gtest|has-gtest...
 #
 # Does nothing for what is there already. `cuda` brings PyPI's compiler only where the machine has none that can
 # build the kernels (or CONVT3D_SYSTEM_CUDA=0 hides it).
@@ -53,7 +53,7 @@ has_gtest() {
 for part in "$@"; do
   case $part in gtest | has-gtest) ;; *) make_venv ;; esac
   case $part in
-    runtime | lint | docs) pip_install "$part" -r "$requirements/$part.txt" ;;
+    runtime | lint | docs | release) pip_install "$part" -r "$requirements/$part.txt" ;;
     test)
       pip_install test -r "$requirements/test.txt"
       # Their own requirements would bring packages that no test needs, and might replace the pinned torch.

@@ -143,3 +143,25 @@ def test_source_archive_is_complete(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in files.getnames()}
     assert tracked - names == set()
     assert not [name for name in names if name.endswith(".so")]
+    assert archive.stat().st_size < 2e6
+
+
+def test_source_archive_installs(tmp_path: Path) -> None:
+    """As `pip install convt3d-*.tar.gz` does it, on a machine without a CUDA compiler."""
+    code = f"import build_backend; print(build_backend.build_sdist({str(tmp_path)!r}))"
+    run(sys.executable, "-c", code, PYTHONPATH=str(ROOT / "scripts"))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--quiet",
+    )
+    site = tmp_path / "site"
+    run(*pip, "--target", str(site), str(archive), CONVT3D_CUDA="0")
+    out = run(sys.executable, "-c", USE.format(folder=str(site)), PYTHONPATH=str(site))
+    assert "libraries: []" in out
