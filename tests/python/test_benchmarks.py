@@ -18,9 +18,11 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import cat
 import check
 import convt3d
 import measure
+import networks
 import plot
 import report
 import run
@@ -361,3 +363,30 @@ def test_without_a_gpu_it_says_so(
     assert run.main(["--list"]) == 0
     printed = capsys.readouterr().out
     assert all(row.name in printed for row in workloads.ROWS) and "2214.8" in printed
+
+
+def test_lists_of_the_other_scripts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Concatenations and networks: their names, and that they say so where there is no GPU."""
+    assert {row.workload.name for row in cat.rows("*")} >= {"nnunet-128-64-d64", "nnunet-320-320-d8"}
+    assert {row.mode for row in cat.rows("*/fp16/*")} == {"fp16"}
+    monkeypatch.setattr(sys, "argv", ["networks.py", "--list", "--networks", "nnunet*,unetr"])
+    assert networks.main() == 0
+    assert capsys.readouterr().out.split() == ["nnunet-plain", "nnunet-resenc", "unetr"]
+    if not torch.cuda.is_available():
+        for script in (cat, networks):
+            monkeypatch.setattr(sys, "argv", ["script"])
+            assert script.main() == 2
+            assert "no NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_cells_of_a_network() -> None:
+    result = {
+        "fused": 2, "transposed_convolutions": 3, "share": 0.123, "fp32_difference": 2e-6,
+        "ms": {"fp16": (3.0, 2.0)},
+    }  # fmt: skip
+    cells = networks.cells("net", result)
+    assert len(cells) == len(networks.COLUMNS) and "3.00 → 2.00 (1.50)" in cells and "12 %" in cells
+    assert networks.cells("net", {**result, "wrong": "differs"})[-1] == "differs"
+    assert networks.difference([torch.tensor([2.0, 4.5])], [torch.tensor([2.0, 5.0])]) == pytest.approx(0.1)

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published networks at real patch sizes, before and after convt3d.fuse() and convt3d.enable_inductor().
+
+    python benchmarks/networks.py                           # all; JSON in out/benchmarks/networks.json
+    python benchmarks/networks.py --networks 'nnunet*,vqvae' --modes fp16,fp32
+    python benchmarks/networks.py --resume                  # those that the JSON does not have yet
+
+Needs third_party/requirements/networks.txt. For each network, in inference: the share of its time in
+transposed convolutions (eager, by GPU events around the modules), and times in four modes: fp32 and fp16
+autocast, eager and compiled. Outputs are compared before anything is timed: fp32 in ieee mode within 1e-4 of
+the output's scale; autocast's error against that is recorded without and with convt3d.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+import _paths  # noqa: F401 (finds convt3d)
+import convt3d
+import report
+from gpu import Gpu
+
+MODES = ("fp32", "fp16", "fp32-compiled", "fp16-compiled")
+COLUMNS = (
+    "network",
+    "fused",
+    "share of time",
+    *(f"{m} before → after ms (×)" for m in MODES),
+    "fp32 difference",
+)
+RUNS, SECONDS = 3, 0.4
+
+
+@dataclass(frozen=True)
+class Network:
+    """``args`` gives the positional arguments on a device; ``example`` whether fuse() has to watch a run."""
+
+    make: Callable[[], nn.Module]
+    args: Callable[[str], tuple[Any, ...]]
+    example: bool = False
+
+
+def _patch(batch: int, channels: int, *size: int) -> Callable[[str], tuple[Tensor]]:
+    return lambda device: (torch.randn(batch, channels, *size, device=device),)
+
+
+def _monai(name: str, *args: Any, **kwargs: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        import monai.networks.nets as nets
+
+        model: nn.Module = getattr(nets, name)(*args, **kwargs)
+        return model
+
+    return make
+
+
+def _nnunet(name: str, **kwargs: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        from dynamic_network_architectures.architectures import unet
+
+        model: nn.Module = getattr(unet, name)(
+            input_channels=1,
+            n_stages=6,
+            features_per_stage=[32, 64, 128, 256, 320, 320],
+            conv_op=nn.Conv3d,
+            kernel_sizes=[[3, 3, 3]] * 6,
+            strides=[[1, 1, 1], *[[2, 2, 2]] * 5],
+            num_classes=14,
+            n_conv_per_stage_decoder=kwargs.pop("decoder", 2),
+            conv_bias=True,
+            norm_op=nn.InstanceNorm3d,
+            norm_op_kwargs={"affine": True},
+            nonlin=nn.LeakyReLU,
+            nonlin_kwargs={"inplace": True},
+            **kwargs,
+        )
+        return model
+
+    return make
+
+
+class _Reconstructs(nn.Module):
+    """AutoencoderKL without its random sampling."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, _ = self.net.encode(x)
+        return self.net.decode(mean)  # type: ignore[no-any-return]
+
+
+def _autoencoder() -> nn.Module:
+    return _Reconstructs(
+        _monai(
+            "AutoencoderKL", 3, 1, 1, (2, 2, 2), (32, 64, 64), (False, False, False), 4, norm_num_groups=16,
+            use_convtranspose=True, with_encoder_nonlocal_attn=False, with_decoder_nonlocal_attn=False,
+        )()
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "nnunet-plain": Network(_nnunet("PlainConvUNet", n_conv_per_stage=2), _patch(2, 1, 128, 128, 128)),
+    "nnunet-resenc": Network(
+        _nnunet("ResidualEncoderUNet", n_blocks_per_stage=[1, 3, 4, 6, 6, 6], decoder=1),
+        _patch(2, 1, 128, 128, 128),
+    ),
+    "segresnet": Network(
+        _monai("SegResNet", 3, 32, 1, 14, upsample_mode="deconv"), _patch(1, 1, 160, 160, 128)
+    ),
+    "segresnet-ds": Network(
+        _monai("SegResNetDS", 3, 32, 1, 14, upsample_mode="deconv", dsdepth=1),
+        _patch(1, 1, 128, 128, 128),
+        example=True,
+    ),
+    "unet": Network(
+        _monai("UNet", 3, 1, 14, (16, 32, 64, 128, 256), (2,) * 4, num_res_units=2), _patch(4, 1, 96, 96, 96)
+    ),
+    "unet-batch-norm": Network(
+        _monai("UNet", 3, 1, 14, (32, 64, 128, 256), (2,) * 3, norm="batch", act="leakyrelu"),
+        _patch(2, 1, 128, 128, 128),
+    ),
+    "dynunet": Network(
+        _monai("DynUNet", 3, 1, 14, [3] * 6, [1, *[2] * 5], [2] * 5, filters=[32, 64, 128, 256, 320, 320]),
+        _patch(2, 1, 128, 128, 128),
+    ),
+    "unetr": Network(_monai("UNETR", 1, 14, (96,) * 3), _patch(2, 1, 96, 96, 96)),
+    "swin-unetr": Network(
+        _monai("SwinUNETR", 1, 14, feature_size=48), _patch(2, 1, 96, 96, 96), example=True
+    ),
+    "vqvae": Network(
+        _monai(
+            "VQVAE", 3, 1, 1, (96, 96, 192), num_res_layers=3, num_res_channels=(96, 96, 192),
+            downsample_parameters=((2, 4, 1, 1),) * 3, upsample_parameters=((2, 4, 1, 1, 0),) * 3,
+        ),
+        _patch(1, 1, 128, 128, 128),
+    ),
+    "autoencoder-kl": Network(_autoencoder, _patch(1, 1, 96, 96, 96)),
+    "vista3d": Network(
+        _monai("vista3d132", encoder_embed_dim=48, in_channels=1),
+        lambda device: (*_patch(1, 1, 128, 128, 128)(device), *(None,) * 3, torch.tensor([[1]], device=device)),
+        example=True,
+    ),
+}  # fmt: skip
+
+
+def tensors(result: Any) -> list[Tensor]:
+    return [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def difference(a: list[Tensor], b: list[Tensor]) -> float:
+    """Largest difference, relative to the largest value of ``b``."""
+    scale = max(float(t.double().abs().max()) for t in b)
+    return max(float((p.double() - q.double()).abs().max()) for p, q in zip(a, b, strict=True)) / scale
+
+
+@contextmanager
+def mode(name: str) -> Iterator[None]:
+    with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=name.startswith("fp16")):
+        yield
+
+
+def transposed_share(model: nn.Module, args: tuple[Any, ...]) -> float:
+    """The share of an eager fp16 run's GPU time in transposed convolutions."""
+    event: Any = torch.cuda.Event
+    spans: list[tuple[Any, Any]] = []
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        spans.append((event(enable_timing=True), event(enable_timing=True)))
+        spans[-1][0].record()
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        spans[-1][1].record()
+
+    handles = []
+    for module in model.modules():
+        if isinstance(module, nn.ConvTranspose3d):
+            handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    with mode("fp16"):
+        for _ in range(3):
+            model(*args)
+        del spans[:]
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        model(*args)
+        end.record()
+        torch.cuda.synchronize()
+    for handle in handles:
+        handle.remove()
+    return sum(a.elapsed_time(b) for a, b in spans) / begin.elapsed_time(end)
+
+
+def milliseconds(gpu: Gpu, before: Callable[[], Any], after: Callable[[], Any]) -> tuple[float, float]:
+    """Medians of interleaved runs."""
+    pair = (before, after)
+    counts = []
+    for call in pair:
+        gpu.time([call] * 3, flush=False)
+        once = statistics.median(gpu.time([call] * 3, flush=False)) * 1e-3
+        counts.append(max(3, min(50, round(SECONDS / once))))
+    runs: tuple[list[float], list[float]] = ([], [])
+    for _ in range(RUNS):
+        for call, count, into in zip(pair, counts, runs, strict=True):
+            into.append(statistics.median(gpu.time([call] * count, flush=False)))
+    return statistics.median(runs[0]), statistics.median(runs[1])
+
+
+def measure(network: Network, gpu: Gpu, modes: tuple[str, ...]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = network.make().cuda().eval()
+    args = network.args("cuda")
+    fused = copy.deepcopy(model)
+    with torch.no_grad():
+        convt3d.fuse(fused, args if network.example else None)
+    report_ = convt3d.fuse_report(fused)
+    result: dict[str, Any] = {
+        "transposed_convolutions": len(report_.entries),
+        "replaced": len(report_.replaced),
+        "fused": len(report_.fused),
+        "report": str(report_),
+        "share": transposed_share(model, args),
+        "ms": {},
+    }
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    conv.fp32_precision = "ieee"
+    with mode("fp32"):
+        exact = tensors(model(*args))
+        result["fp32_difference"] = difference(tensors(fused(*args)), exact)
+    conv.fp32_precision = before
+    with mode("fp16"):
+        plain, ours = (difference(tensors(net(*args)), exact) for net in (model, fused))
+    result["fp16_error"] = {"before": plain, "after": ours}
+    if result["fp32_difference"] > 1e-4:
+        result["wrong"] = f"fp32 differs by {result['fp32_difference']:.1e}"
+    for name in modes:
+        nets: tuple[Any, Any] = (model, fused)
+        if name.endswith("compiled"):
+            nets = _compiled(model, args, name)
+        with mode(name):
+            result["ms"][name] = milliseconds(gpu, *(lambda net=net: net(*args) for net in nets))
+    return result
+
+
+def _compiled(model: nn.Module, args: tuple[Any, ...], name: str) -> tuple[Any, Any]:
+    """The model compiled without convt3d and with enable_inductor()."""
+    nets = []
+    torch._dynamo.reset()
+    for enabled in (False, True):
+        convt3d.enable_inductor() if enabled else convt3d.disable_inductor()
+        net = torch.compile(copy.deepcopy(model), dynamic=False)
+        with mode(name):
+            net(*args)
+        nets.append(net)
+    convt3d.disable_inductor()
+    return nets[0], nets[1]
+
+
+def cells(name: str, result: dict[str, Any]) -> list[str]:
+    if "failure" in result:
+        return [name, result["failure"], *[""] * (len(COLUMNS) - 2)]
+    fused = f"{result['fused']} of {result['transposed_convolutions']}"
+    times = []
+    for mode_name in MODES:
+        pair = result["ms"].get(mode_name)
+        times.append(f"{pair[0]:.2f} → {pair[1]:.2f} ({pair[0] / pair[1]:.2f})" if pair else "")
+    verdict = result.get("wrong", f"{result['fp32_difference']:.1e}")
+    return [name, fused, f"{result['share'] * 100:.0f} %", *times, verdict]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--networks", default="*", help="names or globs, by commas: " + ", ".join(NETWORKS))
+    parser.add_argument("--modes", default=",".join(MODES), help="by commas (all)")
+    parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
+    parser.add_argument("--time-limit", type=float, help="seconds; start no network after that")
+    parser.add_argument("--output", type=Path, default=Path("out/benchmarks"), help="default: %(default)s")
+    parser.add_argument("--list", action="store_true", help="print the names; needs no GPU")
+    arguments = parser.parse_args()
+    patterns = arguments.networks.split(",")
+    chosen = [name for name in NETWORKS if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    modes = tuple(name for name in MODES if name in arguments.modes.split(","))
+    if not chosen or not modes:
+        parser.error("nothing is called so; --list prints the names")
+    if arguments.list:
+        print("\n".join(chosen))
+        return 0
+    if not torch.cuda.is_available():
+        print("networks.py: there is no NVIDIA GPU that torch can use: nothing to measure", file=sys.stderr)
+        return 2
+    start, gpu, console = time.monotonic(), Gpu(), report.console()
+    file = arguments.output / "networks.json"
+    results = json.loads(file.read_text())["networks"] if arguments.resume and file.is_file() else {}
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    warnings.simplefilter("ignore")
+    for name in chosen:
+        if name in results:
+            continue
+        if arguments.time_limit is not None and time.monotonic() - start > arguments.time_limit:
+            console.line("the time limit is reached: --resume goes on")
+            break
+        try:
+            results[name] = measure(NETWORKS[name], gpu, modes)
+        except Exception as error:
+            results[name] = {"failure": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+        console.step(", ".join(cells(name, results[name])))
+        file.write_text(json.dumps({**gpu.describe(), "networks": results}, indent=1) + "\n")
+        gpu.release()
+    console.table(
+        f"{gpu.name}: inference", COLUMNS, [cells(name, result) for name, result in results.items()]
+    )
+    return int(any("failure" in r or "wrong" in r for r in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
