@@ -116,6 +116,11 @@ def _autoencoder() -> nn.Module:
     )  # fmt: skip
 
 
+def _class_prompt(device: str) -> tuple[Any, ...]:
+    """VISTA3D's image, no patch, no points, and one class."""
+    return (*_patch(1, 1, 128, 128, 128)(device), None, None, None, torch.tensor([[1]], device=device))
+
+
 NETWORKS = {
     "nnunet-plain": Network(_nnunet("PlainConvUNet", n_conv_per_stage=2), _patch(2, 1, 128, 128, 128)),
     "nnunet-resenc": Network(
@@ -155,7 +160,7 @@ NETWORKS = {
     "autoencoder-kl": Network(_autoencoder, _patch(1, 1, 96, 96, 96)),
     "vista3d": Network(
         _monai("vista3d132", encoder_embed_dim=48, in_channels=1),
-        lambda device: (*_patch(1, 1, 128, 128, 128)(device), *(None,) * 3, torch.tensor([[1]], device=device)),
+        _class_prompt,
         example=True,
     ),
 }  # fmt: skip
