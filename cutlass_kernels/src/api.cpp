@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The C interface: null checks and validation, then the C++ function of the same name.
+#include "backward/backward.hpp"
 #include "convt3d/activation.hpp"
 #include "convt3d/convt3d.h"
+#include "convt3d/convt3d_backward.h"
 #include "dispatch.hpp"
 #include "validate.hpp"
 
@@ -84,6 +86,26 @@ convt3d_status convt3d_forward(convt3d_problem const* problem, convt3d_plan cons
   status = convt3d::current_device(&device, message);
   if (status != CONVT3D_OK) return status;
   return convt3d::forward(convt3d::compiled_families(), *problem, *plan, *tensors, device, stream, message);
+}
+
+convt3d_status convt3d_backward_activation_workspace(convt3d_activation_gradient const* description,
+                                                     size_t* workspace_bytes, char* text, size_t capacity) {
+  Message message(text, capacity);
+  convt3d_status status = require(description, "description", message);
+  if (status == CONVT3D_OK) status = require(workspace_bytes, "workspace_bytes", message);
+  if (status == CONVT3D_OK) status = convt3d::backward::validate(*description, message);
+  if (status == CONVT3D_OK) *workspace_bytes = convt3d::backward::workspace_bytes(*description);
+  return status;
+}
+
+convt3d_status convt3d_backward_activation(convt3d_activation_gradient const* description,
+                                           convt3d_activation_gradient_tensors const* tensors, void* stream, char* text,
+                                           size_t capacity) {
+  Message message(text, capacity);
+  convt3d_status status = require(description, "description", message);
+  if (status == CONVT3D_OK) status = require(tensors, "tensors", message);
+  if (status == CONVT3D_OK) status = convt3d::backward::validate(*description, message);
+  return status == CONVT3D_OK ? convt3d::backward::run(*description, *tensors, stream, message) : status;
 }
 
 }  // extern "C"

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cinttypes>
 
+#include "checks.hpp"
+
 namespace convt3d {
 namespace {
 
@@ -11,8 +13,6 @@ constexpr char const* kKernelNames[] = {"auto", "sm80", "sm90"};
 constexpr int32_t kKernelCount = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
 static_assert(CONVT3D_KERNEL_AUTO == 0 && CONVT3D_KERNEL_SM80 == 1 && CONVT3D_KERNEL_SM90 == 2,
               "kKernelNames follows convt3d_kernel");
-
-constexpr size_t kWorkspaceAlignment = 16;
 
 Family const* find(FamilyList families, int32_t kernel) {
   for (Family const* family : families) {
@@ -48,16 +48,8 @@ Status choose_fastest(FamilyList families, Problem const& problem, convt3d_devic
   return message.fail(CONVT3D_NOT_SUPPORTED, "%s", reasons);
 }
 
-/// A tensor's pointer is there and is a multiple of the alignment that the problem promises.
-Status check_pointer(char const* name, void const* pointer, int alignment, Message& message) {
-  if (pointer == nullptr) return message.fail(CONVT3D_INVALID_ARGUMENT, "%s is a null pointer", name);
-  if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(alignment) != 0) {
-    return message.fail(CONVT3D_INVALID_ARGUMENT, "%s at %p is not aligned to %d bytes", name, pointer, alignment);
-  }
-  return CONVT3D_OK;
-}
-
 Status check_tensors(Problem const& p, convt3d_tensors const& t, Message& message) {
+  using checks::check_pointer;
   int const element = element_bytes(p);
   Status status = check_pointer("x", t.x, p.x_alignment, message);
   if (status == CONVT3D_OK) status = check_pointer("weight", t.weight, element, message);
@@ -135,7 +127,9 @@ Status forward(FamilyList families, Problem const& problem, convt3d_plan const& 
     return message.fail(CONVT3D_WORKSPACE_TOO_SMALL, "workspace_bytes is %zu, but %zu are needed",
                         tensors.workspace_bytes, needed);
   }
-  if (needed > 0) status = check_pointer("workspace", tensors.workspace, kWorkspaceAlignment, message);
+  if (needed > 0) {
+    status = checks::check_pointer("workspace", tensors.workspace, checks::kWorkspaceAlignment, message);
+  }
   if (status != CONVT3D_OK) return status;
   return family->run(problem, plan, tensors, stream, message);
 }
