@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of activations: name, the kernels' code, and ATen's forward and backward.
 
-A new activation is one entry here, one functor in ``activation.hpp`` and one name in ``convt3d.h``.
+A new activation is one entry here, one functor in ``activation.hpp``, its derivative in
+``activation_gradient.hpp`` and one name in ``convt3d.h``.
 Backward formulas go through ATen's own ``*_backward`` operators, so derivatives at the kinks are the
 installed torch's.
 """

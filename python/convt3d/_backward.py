@@ -5,6 +5,7 @@ With ``t = conv_transpose3d(x, w) + bias + add`` and ``y = act(t)``: ``grad_t = 
 ``grad_add`` is ``grad_t`` summed over broadcast dimensions; ``grad_x``, ``grad_w``, ``grad_bias`` are the
 gradients of the convolution at ``grad_t``. ``t`` is recomputed from the inputs rather than stored: it is as
 large as the output, and the operator that recomputes it is bound by reading inputs it has to read anyway.
+On CUDA one kernel then turns ``t`` into ``grad_t`` in its own memory, and sums it for ``grad_bias``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ._aten import keeps_precision, preactivation, product
+from ._grad_pre import ALL_BUT_CHANNELS, GradPre, grad_pre, to_channels_last, to_contiguous
 from ._memory_format import surely, with_exact_strides
 from ._precision import conv_fp32_switch, resolve_precision, round_to_tf32
 from ._problem import Problem
@@ -53,28 +55,51 @@ def backward(
     dtype = problem.dtype
     if problem.batch == 0 or 0 in problem.out_size:
         return empty_gradients(problem, input, weight, bias, add, mask, zero=True)
-    grad_y = grad_t = grad_output if problem.batched else grad_output.unsqueeze(0)
+    grad_y = grad_output if problem.batched else grad_output.unsqueeze(0)
+    per_channel = mask[3] and add is not None and problem.add_before and _is_per_channel(problem, add)
+    t: Tensor | None = None
     if needs_preactivation(problem):
         t = recompute() if problem.batched else recompute().unsqueeze(0)
-        opmath = problem.opmath_dtype
-        grad_t = problem.activation.backward(grad_t.to(opmath), t.to(opmath), problem.negative_slope)
-        del t
+    pre = grad_pre(
+        problem,
+        grad_y,
+        t,
+        own=mask[3] and problem.add_before and not per_channel,
+        convolved=mask[0] or mask[1],
+        sums=mask[2] or per_channel,
+    )
+    del t
     grads: list[Tensor] = []
     x = input if problem.batched else input.unsqueeze(0)
-    grad_x, grad_w, grad_bias = _conv_gradients(problem, grad_t, x, weight, bias, mask[:3])
+    grad_x, grad_w = _conv_gradients(problem, pre, x, weight, mask[:2])
     if grad_x is not None:
         grad_x = with_exact_strides(grad_x.to(dtype), problem.channels_last)
         grads.append(grad_x if problem.batched else grad_x.squeeze(0))
     if grad_w is not None:
         grads.append(with_exact_strides(grad_w.to(dtype), problem.channels_last))
-    if grad_bias is not None:
-        grads.append(grad_bias.to(dtype))
-    if mask[3]:
-        assert add is not None
-        through = grad_t if problem.add_before else grad_y
+    if mask[2]:
+        assert pre.sums is not None
+        grads.append(pre.sums.to(dtype))
+    if per_channel:
+        assert pre.sums is not None and add is not None
+        grads.append(pre.sums.to(dtype, copy=True).view(add.shape))
+    elif mask[3]:
+        through = pre.own if problem.add_before else grad_y
+        assert add is not None and through is not None
         grad_add = _reduce_to_add(problem, through, add).to(dtype)
         grads.append(grad_add.clone() if _passes_unchanged(problem, add) else grad_add)
     return grads
+
+
+def _is_per_channel(problem: Problem, add: Tensor) -> bool:
+    """Whether ``add`` is one value for each channel, so that its gradient is the bias's."""
+    channels = add.dim() - 4
+    return (
+        channels >= 0
+        and surely(add.shape[channels] == problem.out_channels)
+        and all(surely(extent == 1) for dim, extent in enumerate(add.shape) if dim != channels)
+        and not _has_the_outputs_shape(problem, add)
+    )
 
 
 def _passes_unchanged(problem: Problem, add: Tensor) -> bool:
@@ -131,19 +156,20 @@ def empty_gradients(
 
 
 def _conv_gradients(
-    problem: Problem,
-    grad_t: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of conv_transpose3d(input, weight) + bias at ``grad_t``; all 5-D."""
+    problem: Problem, pre: GradPre, input: Tensor, weight: Tensor, mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of input and weight of conv_transpose3d(input, weight) at ``pre``; all 5-D.
+
+    Takes ``pre.ndhwc`` away when it has done its part.
+    """
     if not any(mask):
-        return None, None, None
-    grad_bias = grad_t.sum((0, 2, 3, 4)) if mask[2] else None
+        return None, None
     on_cuda = problem.device.type == "cuda"
     precision = problem.precision
+    grad_t = pre.for_convolutions()
+    turned = pre.ndhwc is not None
+    if turned:
+        input, weight = to_channels_last(input), to_channels_last(weight)
     if problem.is_sixteen_bit and not on_cuda:
         grad_t, input, weight = grad_t.float(), input.float(), weight.float()
         precision = "ieee"
@@ -162,7 +188,11 @@ def _conv_gradients(
         with conv_fp32_switch(precision, problem.device.type):
             x, grad_w, _ = conv_backward(problem, grad_t, input, weight, rest)
         grad_x = x if rest[0] else grad_x
-    return grad_x, grad_w if mask[1] else None, grad_bias
+    if grad_x is not None and turned:
+        pre.ndhwc = None
+        del grad_t, input  # as large as the output, and not needed any more
+        grad_x = to_contiguous(grad_x)
+    return grad_x, grad_w if mask[1] else None
 
 
 def _conv_with_precision(problem: Problem, grad_t: Tensor, weight: Tensor, precision: str) -> Tensor:
@@ -242,7 +272,7 @@ def differentiable_backward(
         if mask[1]:
             grads.append(grad_w.to(dtype))
     if mask[2]:
-        grads.append(grad_t.sum((0, 2, 3, 4)).to(dtype))
+        grads.append(grad_t.sum(ALL_BUT_CHANNELS).to(dtype))
     if mask[3]:
         assert add is not None
         through = grad_t if problem.add_before else grad_y

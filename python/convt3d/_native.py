@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA libraries: where they are, whether they load, and the one call into them.
+"""The CUDA libraries: where they are, whether they load, and the calls into them.
 
 Loaded at the first CUDA call, never at import, so that the package imports anywhere. Where they cannot be
 loaded the reason is kept for ``info`` and ``explain``.
@@ -44,6 +44,7 @@ class Native:
     forward: Any = None
     forward_into: Any = None
     quick: Any = None
+    activation_backward_: Any = None
     reason: str = ""
 
     @property
@@ -80,7 +81,12 @@ def _load() -> Native:
     try:
         _load_library(str(BINDING_LIBRARY))
         operators = torch.ops.convt3d_native
-        return Native(operators.forward.default, operators.forward_into.default, operators.quick.default)
+        return Native(
+            operators.forward.default,
+            operators.forward_into.default,
+            operators.quick.default,
+            operators.activation_backward_.default,
+        )
     except (OSError, AttributeError, RuntimeError) as error:
         # torch says no more than that it could not load; what the loader said is the cause.
         cause = "" if error.__cause__ is None else f": {error.__cause__}"
@@ -263,20 +269,53 @@ def _quick_options(activation: str, add_order: str, precision: str) -> int | Non
 
 
 def call(*arguments: Any) -> Tensor | None:
-    """``convt3d_native::forward`` itself, with torch's own error where memory runs out."""
-    try:
-        return native().forward(*arguments)  # type: ignore[no-any-return]
-    except RuntimeError as error:
-        _raise_if_out_of_memory(error, arguments[0].device)
-        raise
+    """``convt3d_native::forward`` itself."""
+    return _call(native().forward, *arguments)  # type: ignore[no-any-return]
 
 
 def call_into(out: Tensor, *arguments: Any) -> bool:
-    """``convt3d_native::forward_into`` itself, with torch's own error where memory runs out."""
+    """``convt3d_native::forward_into`` itself."""
+    return _call(native().forward_into, out, *arguments)  # type: ignore[no-any-return]
+
+
+def activation_backward_(
+    grad_output: Tensor,
+    t: Tensor | None,
+    activation: str,
+    negative_slope: float,
+    sums: bool,
+    ndhwc: Tensor | None = None,
+    in_place: bool = True,
+) -> Tensor | None:
+    """``grad_output * act'(t)``, into ``t`` itself, into ``ndhwc``, or both; without ``t`` act is "none".
+
+    Args:
+        grad_output, t: 5-D CUDA tensors of one shape and type, of any strides.
+        sums: whether each channel's sum of the result is wanted.
+        ndhwc: like them, packed channels-last. The others then have to be rows along W.
+        in_place: whether ``t`` is to be overwritten.
+
+    Returns:
+        The sums, fp32, (C,), or an empty tensor where none are wanted. None where the library does not take
+        the call; then nothing was written.
+
+    Raises:
+        torch.OutOfMemoryError: memory for the sums or the workspace ran out.
+        RuntimeError: a CUDA call failed.
+    """
+    if requested_kernel() == USE_ATEN or not native().available:
+        return None
+    code = ACTIVATIONS[activation].code
+    arguments = (grad_output, t, ndhwc, code, negative_slope, int(in_place and t is not None), int(sums))
+    return _call(native().activation_backward_, *arguments)  # type: ignore[no-any-return]
+
+
+def _call(operator: Any, *arguments: Any) -> Any:
+    """One of the binding's operators, with torch's own error where memory runs out."""
     try:
-        return native().forward_into(out, *arguments)  # type: ignore[no-any-return]
+        return operator(*arguments)
     except RuntimeError as error:
-        _raise_if_out_of_memory(error, out.device)
+        _raise_if_out_of_memory(error, arguments[0].device)
         raise
 
 

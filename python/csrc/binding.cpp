@@ -7,13 +7,9 @@
 //   convt3d_native::quick(...) -> Tensor?            forward for eager calls: packed arguments, and it decides itself
 //                                                    what Python decides for forward
 //
-// It never raises for a bad or unsupported call, and writes nothing then: Python does the full validation, with
-// torch's own error texts, and the fallback. It raises on CUDA errors and where memory runs out. It is registered for
-// every backend at once, since a call that is not for this library has to answer "none" too.
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-
+// (backward.cpp has one more.) They never raise for a bad or unsupported call, and write nothing then: Python does the
+// full validation, with torch's own error texts, and the fallback. They raise on CUDA errors and where memory runs out.
+// They are registered for every backend at once, since a call that is not for this library has to answer "none" too.
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -22,22 +18,12 @@
 #include <optional>
 #include <vector>
 
-#include "convt3d/convt3d.h"
 #include "eager_rules.hpp"
-
-// Weak, because a torch without CUDA has no such function: the library then still loads, and finds no CUDA tensor.
-extern "C" {
-__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
-__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t nbytes, void** ret_ptr);
-__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_delete(void* ptr);
-}
+#include "support.hpp"
 
 namespace {
 
-using torch::stable::Tensor;
-
-constexpr int kDims = 5;
-constexpr size_t kMessageBytes = 256;
+using namespace convt3d_torch;
 
 struct Call {
   Tensor const& input;
@@ -57,34 +43,6 @@ struct Call {
   bool channels_last;  // of a result that is allocated here
   Tensor const* out = nullptr;
 };
-
-int32_t device_type_of(Tensor const& tensor) {
-  int32_t type = -1;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-  return type;
-}
-
-// torch's number for the type. Unlike scalar_type(), answers for every type.
-int32_t dtype_of(Tensor const& tensor) {
-  int32_t dtype = -1;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
-  return dtype;
-}
-
-bool is_strided(Tensor const& tensor) {
-  int32_t layout = -1;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
-  return layout == aoti_torch_layout_strided();
-}
-
-int32_t alignment_of(void const* data) {
-  uintptr_t const address = reinterpret_cast<uintptr_t>(data) | 16;
-  return static_cast<int32_t>(address & (~address + 1));
-}
-
-void copy_strides(Tensor const& tensor, int64_t (&strides)[kDims]) {
-  for (int dim = 0; dim < kDims; ++dim) strides[dim] = tensor.stride(dim);
-}
 
 bool copy_triple(std::vector<int64_t> const& values, int64_t (&triple)[3]) {
   if (values.size() != 3) return false;
@@ -118,13 +76,6 @@ bool broadcast_strides(Tensor const& add, int64_t const (&shape)[kDims], int64_t
     }
   }
   return true;
-}
-
-std::optional<convt3d_dtype> library_dtype(int32_t dtype) {
-  if (dtype == aoti_torch_dtype_float32()) return CONVT3D_F32;
-  if (dtype == aoti_torch_dtype_float16()) return CONVT3D_F16;
-  if (dtype == aoti_torch_dtype_bfloat16()) return CONVT3D_BF16;
-  return std::nullopt;
 }
 
 // Describes the call to the library; false where it cannot be described.
@@ -229,62 +180,12 @@ convt3d_status device_of(int32_t index, convt3d_device& device, char* message) {
   return status;
 }
 
-// Whether a status means "not for this library" rather than a failure.
-bool declined(convt3d_status status) { return status == CONVT3D_INVALID_ARGUMENT || status == CONVT3D_NOT_SUPPORTED; }
-
-// Null where the memory cannot be had.
-std::optional<Tensor> empty_cuda(std::vector<int64_t> const& shape, std::vector<int64_t> const& strides, int32_t dtype,
-                                 int32_t device_index) {
-  AtenTensorHandle handle = nullptr;
-  AOTITorchError const error =
-      aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), dtype,
-                               aoti_torch_device_type_cuda(), device_index, &handle);
-  if (error != 0) return std::nullopt;
-  return Tensor(handle);
-}
-
-// Memory of the current device and stream that is free again, in stream order, when this goes. From torch's allocator,
-// as a tensor's is, but without the tensor (2 microseconds) where torch has a function for that.
-class Workspace {
- public:
-  Workspace(size_t bytes, int32_t device_index) {
-    if (bytes == 0) return;
-    raw_ = aoti_torch_cuda_caching_allocator_raw_alloc != nullptr &&
-           aoti_torch_cuda_caching_allocator_raw_delete != nullptr;
-    if (raw_) {
-      failed_ = aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &data_) != 0;
-    } else {
-      tensor_ = empty_cuda({static_cast<int64_t>(bytes)}, {1}, aoti_torch_dtype_uint8(), device_index);
-      failed_ = !tensor_;
-      data_ = tensor_ ? tensor_->mutable_data_ptr() : nullptr;
-    }
-  }
-  ~Workspace() {
-    if (raw_ && !failed_) aoti_torch_cuda_caching_allocator_raw_delete(data_);
-  }
-  Workspace(Workspace const&) = delete;
-  Workspace& operator=(Workspace const&) = delete;
-
-  bool failed() const { return failed_; }
-  void* data() const { return data_; }
-
- private:
-  bool raw_ = false;
-  bool failed_ = false;
-  void* data_ = nullptr;
-  std::optional<Tensor> tensor_;
-};
-
 // Plans on the current device. A status that is not OK comes with a message.
 convt3d_status make_plan(Call const& call, convt3d_problem const& problem, convt3d_plan& plan, char* message) {
   convt3d_device device{};
   convt3d_status const status = device_of(call.input.get_device_index(), device, message);
   if (status != CONVT3D_OK) return status;
   return convt3d_make_plan(&problem, static_cast<convt3d_kernel>(call.kernel), &device, &plan, message, kMessageBytes);
-}
-
-void raise(convt3d_status status, char const* message) {
-  STD_TORCH_CHECK(false, "convt3d: ", message, " (status ", static_cast<int>(status), ")");
 }
 
 // The result, or none.
@@ -309,9 +210,7 @@ std::optional<Tensor> run(Call const& call) {
   if (!y || workspace.failed()) {
     int64_t bytes = call.out != nullptr ? 0 : static_cast<int64_t>(call.input.element_size());
     for (int64_t extent : shape) bytes *= extent;
-    // The stable ABI does not say why. Python reads the two numbers and lets torch say it.
-    STD_TORCH_CHECK(false, "convt3d: cannot allocate ", bytes, " bytes of output and ", plan.workspace_bytes,
-                    " of workspace");
+    raise_out_of_memory(bytes, plan.workspace_bytes);
   }
   convt3d_tensors tensors{};
   tensors.x = call.input.const_data_ptr();
@@ -324,10 +223,7 @@ std::optional<Tensor> run(Call const& call) {
   // The plan relies on it, and an allocator of the user's own could break it.
   if (alignment_of(tensors.y) < problem.y_alignment) return std::nullopt;
 
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "convt3d: this torch has no CUDA");
-  void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
-  status = convt3d_forward(&problem, &plan, &tensors, stream, message, sizeof(message));
+  status = convt3d_forward(&problem, &plan, &tensors, current_stream(index), message, sizeof(message));
   if (declined(status)) return std::nullopt;
   if (status != CONVT3D_OK) raise(status, message);
   return y;
