@@ -32,6 +32,16 @@ class Gpu(GpuTimer):
     def name(self) -> str:
         return str(self.properties.name)
 
+    def peak_bytes(self, call: Call) -> int:
+        """The most memory that a call holds above what was there before it."""
+        self.synchronize()
+        self.release()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        self.synchronize()
+        return int(torch.cuda.max_memory_allocated()) - before
+
     def release(self) -> None:
         """Gives memory that no tensor uses back, so that rows do not fragment one another's."""
         torch.cuda.empty_cache()

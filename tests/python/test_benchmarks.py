@@ -26,6 +26,7 @@ import networks
 import plot
 import report
 import run
+import training
 import workloads
 from floor import Ceilings, floor, multiply_rate
 from gpu import Call, Gpu
@@ -237,6 +238,10 @@ class StandIn(Gpu):
     def release(self) -> None:
         pass
 
+    def peak_bytes(self, call: Call) -> int:
+        call()
+        return 2**30
+
     @contextmanager
     def tf32(self, allowed: bool) -> Iterator[None]:
         yield
@@ -390,3 +395,43 @@ def test_cells_of_a_network() -> None:
     assert len(cells) == len(networks.COLUMNS) and "3.00 → 2.00 (1.50)" in cells and "12 %" in cells
     assert networks.cells("net", {**result, "wrong": "differs"})[-1] == "differs"
     assert networks.difference([torch.tensor([2.0, 4.5])], [torch.tensor([2.0, 5.0])]) == pytest.approx(0.1)
+
+
+# --- training ----------------------------------------------------------------------------------------------
+
+
+def test_training_steps(
+    tiny: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert training.run(StandIn(), tiny[:3], True, tmp_path) == 0
+    rows = json.loads((tmp_path / "training.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == [row.name for row in tiny[:3]]
+    for row in rows:
+        assert row["status"] == "ok" and set(row["times"]) == {"convt3d", "eager", "compile"}
+        assert all(len(timing["runs_ms"]) == 5 for timing in row["times"].values())
+        assert row["peak_bytes"] == {"convt3d": 2**30, "eager": 2**30, "compile": 2**30}
+        assert 0 < row["errors"]["convt3d"] <= 1.5 * row["errors"]["eager"]
+    printed = capsys.readouterr().out
+    assert "tiny/ieee/ndhwc" in printed and "1.00" in printed
+
+    right = convt3d.conv_transpose3d
+    monkeypatch.setattr(convt3d, "conv_transpose3d", lambda *a, **k: right(*a, **k) * 1.001)
+    assert training.run(StandIn(), tiny[:1], False, tmp_path) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+    def broken(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(convt3d, "conv_transpose3d", broken)
+    assert training.run(StandIn(), tiny[:1], False, tmp_path) == 1
+    assert "FAILED: tiny/ieee/ncdhw: RuntimeError: out of order" in capsys.readouterr().out
+
+
+def test_training_without_a_gpu_or_a_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert training.main([]) == 2
+    assert "there is none here" in capsys.readouterr().err
+    assert training.main(["--rows", "nothing"]) == 2
+    assert "--list" in capsys.readouterr().err
