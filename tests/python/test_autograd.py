@@ -16,6 +16,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from cases import ACTIVATIONS, Case
 from convt3d import FusedConvTranspose3d, Model, ModelNew, conv_transpose3d
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # a few channels only
+
 GEOMETRIES = {
     "k3s2": {"stride": 2, "padding": 1, "output_padding": 1},
     "k2s2": {"stride": 2},

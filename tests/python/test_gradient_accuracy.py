@@ -12,6 +12,8 @@ from torch import Tensor
 from cases import ACTIVATIONS, Case, Tensors
 from gradient_accuracy import assert_gradients
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CASE = Case(cin=8, cout=16, size=(3, 4, 6), precision="ieee", negative_slope=0.2)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TYPES = pytest.mark.parametrize(
