@@ -77,8 +77,8 @@ def contestants(row: Row) -> dict[str, Callable[..., Tensor]]:
     return {"fused": fused, "then_cat": then_cat, "eager": eager, "compile": compiled}
 
 
-def check(row: Row, t: dict[str, Tensor], call: Callable[..., Tensor]) -> tuple[bool, float]:
-    """Whether the kernels wrote into the slice, and the share of the accuracy bound that was used.
+def check(row: Row, t: dict[str, Tensor], call: Callable[..., Tensor]) -> tuple[str, float]:
+    """The kernel that wrote into the slice ("" for none), and the share of the accuracy bound that was used.
 
     Raises:
         AssertionError: a wrong value.
@@ -104,11 +104,13 @@ def check(row: Row, t: dict[str, Tensor], call: Callable[..., Tensor]) -> tuple[
     finally:
         _native.call_into = real
     assert torch.equal(out[:, c:], t["skip"]), f"{row.name}: the skip is not what it was"
-    path = "sm80" if took and took[0] else "aten + tail"
+    spatial = row.workload.convolution()
+    path = convt3d.explain(t["x"], t["w"], t["b"], *spatial, skip=t["skip"]).path
+    assert bool(took and took[0]) == (path != "aten + tail"), f"{row.name}: {path} was to run"
     last = Tensors(t["x"][-1:], t["w"], t["b"], None)
     verdict = judge(case, last, out[-1:, :c], mode_of(case, True, path))
     assert not verdict.failure, verdict.failure
-    return bool(took and took[0]), verdict.share
+    return path if took and took[0] else "", verdict.share
 
 
 def time_row(
@@ -153,7 +155,7 @@ def cells(result: dict[str, Any]) -> list[str]:
     ms = result["ms"]
     best = ms["fused"]
     return [
-        result["name"], "yes" if result["into_slice"] else "no",
+        result["name"], result["into_slice"] or "no",
         *(report.milliseconds(ms[name]) for name in ("fused", "then_cat", "eager", "compile")),
         report.milliseconds(result["floor_ms"]), f"{best / result['floor_ms']:.2f}",
         f"{ms['eager'] / best:.2f}", f"{ms['compile'] / best:.2f}", f"{result['bound_share']:.2f}",

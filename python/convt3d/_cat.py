@@ -142,25 +142,25 @@ def _direct(arguments: _Args, skip: Tensor, skip_first: bool) -> Tensor | None:
     ):
         return None
     out = _empty(shape, output_is_channels_last(input, weight), skip)
-    up, beside = _parts(out, shape[1], skip_first)
+    up, beside = parts(out, shape[1], skip_first)
     if not _native.forward_into(up, arguments):
         return None
     beside.copy_(skip)
     return out
 
 
-def _empty(shape: tuple[int, ...], channels_last: bool, skip: Tensor) -> Tensor:
+def _empty(shape: tuple[int, ...], channels_last: bool, skip: Tensor, device: Any = None) -> Tensor:
     """The uninitialised result for 5-D parts; ``shape`` and ``channels_last`` are the convolution's."""
     memory_format = as_memory_format(cat_is_channels_last(shape, channels_last, skip))
     return torch.empty(
         (shape[0], shape[1] + skip.shape[1], *shape[2:]),
         dtype=skip.dtype,
-        device=skip.device,
+        device=device or skip.device,
         memory_format=memory_format,
     )
 
 
-def _parts(out: Tensor, channels: int, skip_first: bool) -> tuple[Tensor, Tensor]:
+def parts(out: Tensor, channels: int, skip_first: bool) -> tuple[Tensor, Tensor]:
     """The views of the result (or of its gradient) that are the convolution's, and the skip's."""
     dim = out.dim() - 4
     others = out.shape[dim] - channels
@@ -169,7 +169,7 @@ def _parts(out: Tensor, channels: int, skip_first: bool) -> tuple[Tensor, Tensor
     return out.narrow(dim, 0, channels), out.narrow(dim, channels, others)
 
 
-def _described(args: _Args) -> tuple[Problem, _Args, Tensor, bool]:
+def described(args: _Args) -> tuple[Problem, _Args, Tensor, bool]:
     """The convolution, its arguments, the skip, and whether that comes first; all checked.
 
     Raises:
@@ -203,24 +203,26 @@ def _described(args: _Args) -> tuple[Problem, _Args, Tensor, bool]:
     return problem, tuple(own), skip, skip_first
 
 
-def _result(problem: Problem, skip: Tensor) -> Tensor:
+def empty_result(problem: Problem, skip: Tensor, device: Any = None) -> Tensor:
     """The uninitialised result: what the fake operator returns, and what the real ones must look like."""
     if problem.batched:
-        return _empty(problem.output_shape_5d, problem.channels_last, skip)
+        return _empty(problem.output_shape_5d, problem.channels_last, skip, device)
     # Without a batch neither part looks like channels_last to torch.cat.
     shape = problem.output_shape
-    return torch.empty((shape[0] + skip.shape[0], *shape[1:]), dtype=problem.dtype, device=problem.device)
+    return torch.empty(
+        (shape[0] + skip.shape[0], *shape[1:]), dtype=problem.dtype, device=device or problem.device
+    )
 
 
 def _fake(*args: Any) -> Tensor:
-    problem, _, skip, _ = _described(args)
-    return _result(problem, skip)
+    problem, _, skip, _ = described(args)
+    return empty_result(problem, skip)
 
 
 def _forward(*args: Any) -> Tensor:
-    problem, own, skip, skip_first = _described(args)
-    out = _result(problem, skip)
-    up, beside = _parts(out, problem.out_channels, skip_first)
+    problem, own, skip, skip_first = described(args)
+    out = empty_result(problem, skip)
+    up, beside = parts(out, problem.out_channels, skip_first)
     if up.numel() > 0 and not _written(problem, own, up):
         # ATen's convolutions give tensors of their own: this copy is the one that torch.cat would make.
         up.copy_(forward_op(*own))
@@ -242,7 +244,7 @@ class _CatFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
-        problem, own, _, skip_first = _described(args)
+        problem, own, _, skip_first = described(args)
         with torch._C._AutoDispatchBelowAutograd():
             out = cat_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
         _ops._ConvTranspose3dFunction.remember(ctx, problem, own)
@@ -254,7 +256,7 @@ class _CatFunction(torch.autograd.Function):
         (grad_output,) = grad_outputs
         up = beside = None
         if grad_output is not None:
-            up, beside = _parts(grad_output, ctx.problem.out_channels, ctx.skip_first)
+            up, beside = parts(grad_output, ctx.problem.out_channels, ctx.skip_first)
         wants_skip = ctx.needs_input_grad[1 + len(ctx.args)]
         return (*_ops._ConvTranspose3dFunction.backward(ctx, up), beside if wants_skip else None, None)
 
@@ -267,7 +269,7 @@ def _autograd(keyset: Any, *args: Any) -> Tensor:
     if wanted and args[0].dim() == 5:
         return _CatFunction.apply(keyset, *args)  # type: ignore[no-any-return, no-untyped-call]
     if wanted:
-        _, own, skip, skip_first = _described(args)
+        _, own, skip, skip_first = described(args)
         up = forward_op(*own)
         return torch.cat([skip, up] if skip_first else [up, skip])
     with torch._C._AutoDispatchBelowAutograd():
@@ -276,7 +278,7 @@ def _autograd(keyset: Any, *args: Any) -> Tensor:
 
 def _decomposed(*args: Any) -> Tensor:
     """In differentiable ATen operators only."""
-    problem, own, skip, skip_first = _described(args)
+    problem, own, skip, skip_first = described(args)
     up = _aten.decomposed(problem, *_ops._tensors(own))
     return torch.cat([skip, up] if skip_first else [up, skip], -4)
 

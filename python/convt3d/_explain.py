@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from . import _kernel_query, _native
+from . import _cat, _kernel_query, _native
 from ._ops import autocast_dtype
 from ._precision import resolve_precision, schema_precision
 from ._problem import Problem, number, single_int, triple
@@ -34,7 +34,7 @@ class Explanation:
         output_shape, output_stride: of the result; elements.
         dtype: of the result.
         precision: arithmetic of the multiplications: "ieee", "tf32", or a 16-bit type's exact products.
-        bytes: the least traffic: every input read once, the output written once.
+        bytes: the least traffic: every input read once, the output (with its skip) written once.
         flops: two per multiply-add, over the (output, tap) pairs that the stride leaves live.
         workspace_bytes: device memory beside the output, where a kernel of ours runs.
         bandwidth: bytes per second, if given.
@@ -102,21 +102,25 @@ def explain(
     activation: str = "none",
     negative_slope: float = 0.01,
     precision: str | None = None,
+    skip: Tensor | None = None,
+    skip_first: bool = False,
     bandwidth: float | None = None,
 ) -> Explanation:
     """Says how :func:`convt3d.conv_transpose3d` runs the same call, without running it.
 
-    Takes that function's arguments. Tensors may be fake or on the meta device, which are answered for the
-    current GPU, or for an SM90 one where there is none. What autocast casts counts in the type it is cast to.
+    Takes that function's arguments, and with ``skip`` those of :func:`convt3d.conv_transpose3d_cat`. Tensors
+    may be fake or on the meta device, which are answered for the current GPU, or for an SM90 one where there
+    is none. What autocast casts counts in the type it is cast to.
 
     Args:
+        skip, skip_first: of a concatenation, which ``path`` writes into.
         bandwidth: bytes per second that a large copy reaches, for the floor.
 
     Raises:
         Exception: what the call itself raises.
     """
-    input, weight, bias, add, cast = _after_autocast(input, weight, bias, add)
-    problem = Problem.create(
+    (input, weight, bias, add, skip), cast = _after_autocast(input, weight, bias, add, skip)
+    own = (
         input,
         weight,
         bias,
@@ -131,12 +135,18 @@ def explain(
         number(negative_slope, "negative_slope"),
         schema_precision(precision),
     )
+    problem = Problem.create(*own)
+    out = problem.empty_output("meta")
+    y = None
+    if skip is not None:
+        _cat.described((*own, skip, skip_first))
+        out = _cat.empty_result(problem, skip, "meta")
+        y, _ = _cat.parts(out, problem.out_channels, skip_first)
     # A tensor without memory stands for one on a GPU.
     device_type = "cuda" if problem.device.type == "meta" else problem.device.type
     resolved = resolve_precision(problem.precision, device_type)
-    path, refused, note, workspace = _path(problem, resolved, input, weight, bias, add)
-    tensors = [t for t in (input, weight, bias, add) if t is not None]
-    out = problem.empty_output("meta")
+    path, refused, note, workspace = _path(problem, resolved, input, weight, bias, add, y)
+    tensors = [t for t in (input, weight, bias, add, skip) if t is not None]
     return Explanation(
         path=path,
         refused=refused,
@@ -152,13 +162,11 @@ def explain(
     )
 
 
-def _after_autocast(
-    input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, str]:
+def _after_autocast(input: Tensor, *others: Tensor | None) -> tuple[tuple[Any, ...], str]:
     """The tensors as the operator would get them, those of another type now without memory, and a note."""
     device_type = "cuda" if not isinstance(input, Tensor) or input.is_meta else input.device.type
     if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
-        return input, weight, bias, add, ""
+        return (input, *others), ""
     note = ""
 
     def cast(tensor: Any) -> Any:
@@ -173,7 +181,7 @@ def _after_autocast(
             tensor = FakeTensorMode().from_tensor(tensor.detach())
         return tensor.to(dtype)
 
-    return cast(input), cast(weight), cast(bias), cast(add), note
+    return (cast(input), *map(cast, others)), note
 
 
 def live_flops(problem: Problem) -> int:
@@ -208,6 +216,7 @@ def _path(
     weight: Tensor,
     bias: Tensor | None,
     add: Tensor | None,
+    y: Tensor | None,
 ) -> tuple[str, dict[str, str], str, int]:
     """(path, refused, note, workspace bytes)."""
     if problem.device.type == "cpu":
@@ -239,7 +248,7 @@ def _path(
     else:
         device = _ASSUMED_DEVICE
         note = "there is no GPU here: this is the answer for an SM90 GPU"
-    answer = _kernel_query.ask(problem, precision, input, weight, bias, add, device, kernel)
+    answer = _kernel_query.ask(problem, precision, input, weight, bias, add, device, kernel, y)
     if not answer.kernel:
         return aten, answer.refused, note, 0
     names = list(_kernel_query.KERNELS)

@@ -152,13 +152,17 @@ def ask(
     add: Tensor | None,
     device: Device,
     kernel: int,
+    y: Tensor | None = None,
 ) -> Answer:
-    """Which kernel runs the call on ``device`` when ``kernel`` (0: any) is asked for; needs the library."""
+    """Which kernel runs the call on ``device`` when ``kernel`` (0: any) is asked for; needs the library.
+
+    ``y`` is where the result goes, if not to a tensor of its own.
+    """
     lib = library()
     dtype = _DTYPE_CODES.get(problem.dtype)
     if dtype is None:
         return Answer("", dict.fromkeys(KERNELS, f"no kernel for {problem.dtype}"), 0)
-    description = _describe(problem, dtype, precision, input, weight, bias, add)
+    description = _describe(problem, dtype, precision, input, weight, bias, add, y)
     c_device = _CDevice(device.compute_capability, device.multiprocessors)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     refused = {}
@@ -185,10 +189,14 @@ def _describe(
     weight: Tensor,
     bias: Tensor | None,
     add: Tensor | None,
+    y: Tensor | None,
 ) -> _CProblem:
     x = input if problem.batched else input.unsqueeze(0)
     wide_add = None if add is None else add.expand(problem.output_shape_5d)
-    y = torch.empty(problem.output_shape_5d, device="meta", memory_format=problem.memory_format)
+    if y is None:
+        y = torch.empty(problem.output_shape_5d, device="meta", memory_format=problem.memory_format)
+    elif not problem.batched:
+        y = y.unsqueeze(0)
     return _CProblem(
         batch=int(problem.batch),
         in_channels=int(problem.in_channels),
@@ -207,7 +215,7 @@ def _describe(
         y_stride=_Int64x5(*y.stride()),
         x_alignment=_alignment(x),
         add_alignment=16 if add is None else _alignment(add),
-        y_alignment=16,
+        y_alignment=_alignment(y),
         has_bias=int(bias is not None),
         has_add=int(add is not None),
         dtype=dtype,

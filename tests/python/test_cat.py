@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accuracy import judge, mode_of
 from cases import NAMED, Case, Tensors, random_cases, random_hopper_case
-from convt3d import _cat, _native, conv_transpose3d, conv_transpose3d_cat
+from convt3d import _cat, _kernel_query, _native, conv_transpose3d, conv_transpose3d_cat, explain
 
 OP = torch.ops.convt3d.conv_transpose3d_cat.default
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -414,3 +414,23 @@ def test_gpu_graph_and_compile() -> None:
     out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_explain(dtype: torch.dtype) -> None:
+    """Of the slice: its strides and its alignment decide which kernel takes the call."""
+    if _kernel_query.library() is None:
+        pytest.skip(_kernel_query.why_no_library())
+    x = torch.empty(2, 64, 32, 32, 32, dtype=dtype, device="meta")
+    w = torch.empty(64, 32, 2, 2, 2, dtype=dtype, device="meta")
+    skip = torch.empty(2, 32, 64, 64, 64, dtype=dtype, device="meta")
+    for first in (False, True):
+        e = explain(x, w, stride=2, skip=skip, skip_first=first, precision="tf32")
+        assert e.path == "sm90" and e.output_shape == (2, 64, 64, 64, 64)
+        assert e.bytes == dtype.itemsize * (x.numel() + w.numel() + 3 * skip.numel())
+    # In channels last a slice that starts at an odd channel is not aligned.
+    last = torch.channels_last_3d
+    x, odd = x.to(memory_format=last), skip[:, :31].to(memory_format=last)
+    assert explain(x, w, stride=2, skip=odd, skip_first=True, precision="tf32").path == "sm80"
+    with pytest.raises(RuntimeError, match="skip must have the output's shape"):
+        explain(x, w, stride=2, skip=skip[..., 1:])

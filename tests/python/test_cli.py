@@ -91,7 +91,7 @@ def test_ours_theirs_and_exact_agree(options: list[str]) -> None:
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--shape", "2", "16", "--skip", "8", "--plain"]) == 0
     out = capsys.readouterr().out
-    for piece in ("path", "bytes", "FLOPs", "precision", "concatenation"):
+    for piece in ("path", "bytes", "FLOPs", "precision", "(2, 40, 32, 32, 32)"):
         assert piece in out
     assert main(["explain", "--output-padding", "2", "--plain"]) == 1
     assert "output_padding must be smaller" in capsys.readouterr().out

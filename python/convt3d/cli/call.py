@@ -164,22 +164,20 @@ class CallSpec:
         return y, t, magnitude
 
     def explain(self, tensors: dict[str, Tensor], bandwidth: float | None = None) -> Explanation:
-        """Of the convolution, without the concatenation."""
+        """How the call would run."""
         return explain(
             tensors["input"],
             tensors["weight"],
             tensors.get("bias"),
             *self._geometry(),
+            skip=tensors.get("skip"),
             bandwidth=bandwidth,
             **self._options(tensors),
         )
 
     def byte_count(self) -> int:
         """The least traffic: every input read once, the result written once."""
-        tensors = self.draw("meta")
-        voxels = self.batch * self.out_size[0] * self.out_size[1] * self.out_size[2]
-        elements = sum(t.numel() for t in tensors.values()) + voxels * (self.cout + self.skip)
-        return elements * self.dtype.itemsize
+        return self.explain(self.draw("meta")).bytes
 
 
 def add_call_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,13 +18,5 @@ def explain_call(console: Console, spec: CallSpec) -> int:
     except (RuntimeError, ValueError, NotImplementedError) as error:
         console.line(str(error))
         return 1
-    rows = explanation.rows()
-    if spec.skip:
-        rows.append(
-            (
-                "concatenation",
-                f"the result is written into its {spec.cout} of {spec.cout + spec.skip} channels",
-            )
-        )
-    console.table(spec.describe(), ("what", "value"), rows)
+    console.table(spec.describe(), ("what", "value"), explanation.rows())
     return 0
