@@ -4,13 +4,14 @@
     python scripts/make_figures.py            # draws them anew
     python scripts/make_figures.py --check    # fails where a file is not what would be drawn
 
-Everything in them is computed: taps and classes by the definition of the transposed convolution.
+Taps and classes are computed by the definition of the transposed convolution; times are the README's.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +23,12 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "figures"
+README = ROOT / "README.md"
 COLOURS = ("#1b7837", "#762a83", "#e08214", "#2166ac", "#b2182b", "#01665e", "#8c510a", "#4d4d4d")
 GREY = "#d9d9d9"
+CONTESTANTS = {"convt3d": COLOURS[0], "torch.compile": "#9aa0a6", "eager": GREY}
 
 
 def live_taps(o: int, kernel: int, stride: int, padding: int) -> list[tuple[int, int]]:
@@ -165,7 +169,45 @@ def concatenation() -> Any:
     return figure
 
 
+def results() -> list[tuple[str, dict[str, float]]]:
+    """(row, milliseconds by contestant) of the README's table of results."""
+    section = README.read_text().partition("\n## Results\n")[2].partition("\n## ")[0]
+    lines = [line.strip().strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in line] for line in lines]
+    header, rows = table[0], table[2:]
+    columns = {
+        name: next(i for i, title in enumerate(header) if title.startswith(name)) for name in CONTESTANTS
+    }
+    found = []
+    for row in rows:
+        times = {}
+        for name, column in columns.items():
+            number = re.search(r"\d+(\.\d+)?", row[column])
+            if number is not None:
+                times[name] = float(number[0])
+        found.append((f"{row[0].split(' (')[0]}, {row[1]}", times))
+    return found
+
+
+def speed() -> Any:
+    """The README's results as bars."""
+    rows = results()
+    figure, ax = plt.subplots(figsize=(9, 0.5 + 0.62 * len(rows)))
+    for y, (_, times) in enumerate(rows):
+        for i, (name, value) in enumerate(times.items()):
+            place = y + 0.26 * (i - 1)
+            ax.barh(place, value, height=0.24, color=CONTESTANTS[name], label=name if y == 0 else None)
+            ax.text(value + 0.08, place, f"{value:g} ms", va="center", fontsize=8)
+    ax.set_yticks(range(len(rows)), [name for name, _ in rows])
+    ax.set_xlabel("reference workload on an H200, ms (shorter is better)")
+    ax.invert_yaxis()
+    ax.legend(frameon=False, loc="lower right")
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 FIGURES = {
+    "speed": speed,
     "residue-1d": residue_1d,
     "residue-2d": residue_2d,
     "live-work": live_work,

@@ -59,6 +59,16 @@ def test_figures_draw_and_are_there() -> None:
         assert (DOCS / "figures" / f"{name}.svg").is_file() and f"figures/{name}.svg" in text
 
 
+def test_the_picture_of_the_results_is_of_the_table() -> None:
+    """`python scripts/make_figures.py` draws it anew."""
+    results = (ROOT / "README.md").read_text().partition("\n## Results\n")[2].partition("\n## ")[0]
+    picture = (DOCS / "figures" / "speed.svg").read_text()
+    ours = re.findall(r"^\|[^|]*\|[^|]*\| *\**(\d[\d.]*) ms", results, re.MULTILINE)
+    assert len(ours) >= 4
+    for number in ours:
+        assert f">{float(number):g} ms<" in picture, number
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     assert set(re.findall(r"\w[\w-]*\.md", navigation)) == {page.name for page in DOCS.glob("*.md")}
