@@ -145,7 +145,7 @@ def _direct(arguments: _Args, skip: Tensor, skip_first: bool) -> Tensor | None:
     up, beside = parts(out, shape[1], skip_first)
     if not _native.forward_into(up, arguments):
         return None
-    beside.copy_(skip)
+    _copy(skip, beside)
     return out
 
 
@@ -167,6 +167,47 @@ def parts(out: Tensor, channels: int, skip_first: bool) -> tuple[Tensor, Tensor]
     if skip_first:
         return out.narrow(dim, others, channels), out.narrow(dim, 0, others)
     return out.narrow(dim, 0, channels), out.narrow(dim, channels, others)
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    """Copies between tensors of one shape and dtype; in wide elements where both are dense in one order.
+
+    A copy into a slice goes element by element in torch, so fp16 elements would move two bytes at a time.
+    """
+    if source.is_cuda and source.numel() > 0:
+        for order in (_NCDHW, _NDHWC):
+            wide = _as_rows(source, order), _as_rows(target, order)
+            if wide[0] is not None and wide[1] is not None:
+                wide[1].copy_(wide[0])
+                return
+    target.copy_(source)
+
+
+# Dimensions, outermost first, and how many of them are joined from one row to the next.
+_NCDHW = ((0, 1, 2, 3, 4), 1)
+_NDHWC = ((0, 2, 3, 4, 1), 4)
+
+
+def _as_rows(tensor: Tensor, order: tuple[tuple[int, ...], int]) -> Tensor | None:
+    """A 5-D tensor as a 2-D one of 16-byte elements, or None where it is not rows of such."""
+    dims, outer = order
+    per_wide = 16 // tensor.element_size()
+    shape = [tensor.shape[dim] for dim in dims]
+    strides = [tensor.stride(dim) for dim in dims]
+    row = 1
+    for size, stride in zip(reversed(shape[outer:]), reversed(strides[outer:]), strict=True):
+        if size != 1 and stride != row:
+            return None
+        row *= size
+    pitch = strides[outer - 1]
+    count = 1
+    for size, stride in zip(reversed(shape[:outer]), reversed(strides[:outer]), strict=True):
+        if size != 1 and stride != pitch * count:
+            return None
+        count *= size
+    if row % per_wide or pitch % per_wide or tensor.data_ptr() % 16 or tensor.storage_offset() % per_wide:
+        return None
+    return tensor.as_strided((count, row), (pitch, 1)).view(torch.complex128)
 
 
 def described(args: _Args) -> tuple[Problem, _Args, Tensor, bool]:
@@ -226,7 +267,7 @@ def _forward(*args: Any) -> Tensor:
     if up.numel() > 0 and not _written(problem, own, up):
         # ATen's convolutions give tensors of their own: this copy is the one that torch.cat would make.
         up.copy_(forward_op(*own))
-    beside.copy_(skip)
+    _copy(skip, beside)
     return out
 
 

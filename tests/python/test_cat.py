@@ -297,7 +297,7 @@ def test_the_kernels_write_into_the_slice(taken: bool, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(_native, "_native", _native.Native(forward=whole, forward_into=into))
     copied: list[tuple[Tensor, Tensor]] = []  # a CPU's torch cannot do it for CUDA, not even with stand-ins
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda out, source: copied.append((out, source)))
+    monkeypatch.setattr(_cat, "_copy", lambda source, target: copied.append((target, source)))
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     spatial = ((2, 2, 2), (0, 0, 0), (0, 0, 0), 1, (1, 1, 1))
     with FakeTensorMode():
@@ -316,6 +316,40 @@ def test_the_kernels_write_into_the_slice(taken: bool, monkeypatch: pytest.Monke
     assert [source is skip for _, source in copied] == ([True] * 4 if taken else [])
     assert all(out.stride() == (40 * 512, 512, 64, 8, 1) for out in outs)
     assert all(arguments[1] is x and arguments[-5:] == (0, 0, 0.01, 1, 0) for arguments in seen if taken)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_wide_copies(dtype: torch.dtype, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bit arrives, and nothing beside it; in wide elements where rows and addresses allow it."""
+    memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
+    wide = 0
+    for shape, before, behind in (
+        ((2, 8, 3, 4, 5), 8, 16),
+        ((2, 8, 2, 2, 2), 3, 0),
+        ((1, 8, 1, 1, 1), 8, 0),
+        ((3, 5, 1, 2, 3), 1, 2),
+        ((2, 1, 4, 4, 4), 7, 0),
+    ):
+        n, c, *size = shape
+        whole = torch.zeros(n, before + c + behind, *size, dtype=dtype).contiguous(
+            memory_format=memory_format
+        )
+        bits = torch.randint(-(2**15), 2**15, (n, c, *size, dtype.itemsize // 2), dtype=torch.int16)
+        source = bits.view(dtype).squeeze(-1).contiguous(memory_format=memory_format)
+        target = whole[:, before : before + c]
+        for order in (_cat._NCDHW, _cat._NDHWC):
+            rows = _cat._as_rows(source, order), _cat._as_rows(target, order)
+            if rows[0] is None or rows[1] is None:
+                continue
+            wide += 1
+            target.zero_()
+            rows[1].copy_(rows[0])
+            assert torch.equal(target.contiguous().view(torch.int16), source.contiguous().view(torch.int16))
+            outside = whole.clone()
+            outside[:, before : before + c] = 0
+            assert not outside.any()
+    assert wide >= 2
 
 
 # --- on a GPU ----------------------------------------------------------------------------------------------
