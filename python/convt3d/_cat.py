@@ -174,7 +174,7 @@ def _copy(source: Tensor, target: Tensor) -> None:
 
     A copy into a slice goes element by element in torch, so fp16 elements would move two bytes at a time.
     """
-    if source.is_cuda and source.numel() > 0:
+    if source.is_cuda and source.dim() == 5 and source.numel() > 0:
         for order in (_NCDHW, _NDHWC):
             wide = _as_rows(source, order), _as_rows(target, order)
             if wide[0] is not None and wide[1] is not None:
@@ -266,7 +266,7 @@ def _forward(*args: Any) -> Tensor:
     up, beside = parts(out, problem.out_channels, skip_first)
     if up.numel() > 0 and not _written(problem, own, up):
         # ATen's convolutions give tensors of their own: this copy is the one that torch.cat would make.
-        up.copy_(forward_op(*own))
+        _copy(forward_op(*own), up)
     _copy(skip, beside)
     return out
 

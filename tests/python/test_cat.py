@@ -435,6 +435,18 @@ def test_gpu_training_step(channels_last: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["auto", "aten"])
+def test_gpu_without_a_batch(kernel: str, force_kernel: Callable[[str], None]) -> None:
+    force_kernel(kernel)
+    case = Case(batch=1, cin=16, cout=8, size=(4, 4, 8), activation="gelu")
+    t, skip = case.make("cuda"), make_skip(case, 8, device="cuda")
+    assert t.add is not None
+    one = Tensors(t.input[0], t.weight, t.bias, t.add[0])
+    result = call(case, one, skip[0])
+    torch.testing.assert_close(result, torch.cat([case.call(one), skip[0]]))
+
+
+@pytest.mark.gpu
 def test_gpu_graph_and_compile() -> None:
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     case = Case(cin=32, cout=16, size=(8, 8, 8), add="none", activation="relu")
