@@ -170,9 +170,10 @@ def concatenation() -> Any:
 
 
 def results() -> list[tuple[str, dict[str, float]]]:
-    """(row, milliseconds by contestant) of the README's table of results."""
-    section = README.read_text().partition("\n## Results\n")[2].partition("\n## ")[0]
-    lines = [line.strip().strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    """(row, milliseconds by contestant) of the first table of the README's results."""
+    section = README.read_text().partition("\n## Results\n")[2]
+    first = section[section.index("\n|") + 1 :].partition("\n\n")[0]
+    lines = [line.strip().strip("|").split("|") for line in first.splitlines()]
     table = [[cell.strip() for cell in line] for line in lines]
     header, rows = table[0], table[2:]
     columns = {
