@@ -4,6 +4,7 @@
 ``y = act(conv_transpose3d(x, w) + bias + add)`` as one operation: see :func:`conv_transpose3d`.
 """
 
+from . import _flops  # noqa: F401 (registers formulas)
 from ._cat import conv_transpose3d_cat
 from ._explain import Explanation, explain
 from ._functional import conv_transpose3d

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import _cat, _kernel_query, _native
+from ._accuracy import C, mode_of
 from ._ops import autocast_dtype
 from ._precision import resolve_precision, schema_precision
 from ._problem import Problem, number, single_int, triple
@@ -34,10 +36,15 @@ class Explanation:
         output_shape, output_stride: of the result; elements.
         dtype: of the result.
         precision: arithmetic of the multiplications: "ieee", "tf32", or a 16-bit type's exact products.
-        bytes: the least traffic: every input read once, the output (with its skip) written once.
+        error_factor: c * 2^-22 of the bound in docs/numerics.md. With y64 the float64 result, L the largest
+            slope of the activation nearby, every output obeys
+            ``|y - y64| <= 1/2 ulp(y64) + L * error_factor * (sum |x||w| + |bias| + |add|)``.
+            None for integers (exact) and complex types (as good as PyTorch's).
+        rounds_operands: whether that y64 is of the operands rounded to TF32.
+        bytes: the least traffic: every element of the inputs read once, the output (with its skip) written once.
         flops: two per multiply-add, over the (output, tap) pairs that the stride leaves live.
         workspace_bytes: device memory beside the output, where a kernel of ours runs.
-        bandwidth: bytes per second, if given.
+        bandwidth: bytes per second: as given, or else nominal, where torch tells it of the GPU.
     """
 
     path: str
@@ -47,6 +54,8 @@ class Explanation:
     output_stride: tuple[int, ...]
     dtype: torch.dtype
     precision: str
+    error_factor: float | None
+    rounds_operands: bool
     bytes: int
     flops: int
     workspace_bytes: int
@@ -56,6 +65,15 @@ class Explanation:
     def arithmetic_intensity(self) -> float:
         """FLOPs per byte."""
         return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def error_bound(self) -> str:
+        """The bound of an output's error against float64, in words."""
+        if self.error_factor is None:
+            return "as PyTorch's" if self.dtype.is_complex else "exact"
+        rounded = ", for operands rounded to TF32" if self.rounds_operands else ""
+        power = f"2^{math.log2(self.error_factor):g}"
+        return f"1/2 ulp({_name(self.dtype)}) + L * {power} * (sum |x||w| + |bias| + |add|){rounded}"
 
     @property
     def floor_seconds(self) -> float | None:
@@ -71,6 +89,7 @@ class Explanation:
         rows += [
             ("output", f"{self.output_shape}, strides {self.output_stride}, {_name(self.dtype)}"),
             ("precision", self.precision),
+            ("error", f"at most {self.error_bound}" if self.error_factor is not None else self.error_bound),
             ("bytes", f"{self.bytes:,}"),
             ("FLOPs", f"{self.flops:,}"),
             ("intensity", f"{self.arithmetic_intensity:.1f} FLOP/byte"),
@@ -114,7 +133,8 @@ def explain(
 
     Args:
         skip, skip_first: of a concatenation, which ``path`` writes into.
-        bandwidth: bytes per second that a large copy reaches, for the floor.
+        bandwidth: bytes per second that a large copy reaches, for the floor. None is what the GPU's memory
+            could do by its clock, which no copy quite reaches.
 
     Raises:
         Exception: what the call itself raises.
@@ -146,7 +166,12 @@ def explain(
     device_type = "cuda" if problem.device.type == "meta" else problem.device.type
     resolved = resolve_precision(problem.precision, device_type)
     path, refused, note, workspace = _path(problem, resolved, input, weight, bias, add, y)
+    if bandwidth is None:
+        bandwidth = _nominal_bandwidth(problem.device)
+        if bandwidth is not None:
+            note = "; ".join(text for text in (note, "the bandwidth is nominal") if text)
     tensors = [t for t in (input, weight, bias, add, skip) if t is not None]
+    mode = mode_of(problem.dtype, resolved == "tf32", path) if problem.dtype.is_floating_point else None
     return Explanation(
         path=path,
         refused=refused,
@@ -155,7 +180,9 @@ def explain(
         output_stride=tuple(int(extent) for extent in out.stride()),
         dtype=problem.dtype,
         precision=_precision_text(problem, resolved),
-        bytes=(sum(int(t.numel()) for t in tensors) + int(out.numel())) * problem.dtype.itemsize,
+        error_factor=None if mode is None else C[mode] * 2.0**-22,
+        rounds_operands=mode == "tf32",
+        bytes=(sum(map(_distinct_elements, tensors)) + int(out.numel())) * problem.dtype.itemsize,
         flops=live_flops(problem),
         workspace_bytes=workspace,
         bandwidth=bandwidth,
@@ -197,6 +224,23 @@ def live_flops(problem: Problem) -> int:
         first = [(k * dilation - padding) % stride for k in range(kernel)]
         pairs *= sum((int(out) - f + stride - 1) // stride for f in first if f < out)
     return 2 * int(problem.batch) * (problem.in_channels // problem.groups) * problem.out_channels * pairs
+
+
+def _distinct_elements(tensor: Tensor) -> int:
+    """Elements in memory: an expanded dimension is read once."""
+    sizes = (int(size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(sizes) if tensor.numel() else 0
+
+
+def _nominal_bandwidth(device: torch.device) -> float | None:
+    """Bytes per second: two transfers per clock of the memory; None where torch does not tell."""
+    if device.type not in ("cuda", "meta") or not torch.cuda.is_available():
+        return None
+    index = device.index if device.type == "cuda" else None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+    kilohertz = getattr(properties, "memory_clock_rate", 0)
+    bits = getattr(properties, "memory_bus_width", 0)
+    return 2e3 * kilohertz * bits / 8 or None
 
 
 def _precision_text(problem: Problem, resolved: str) -> str:

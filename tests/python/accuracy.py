@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges results against float64 by the bound of convt3d/cli/accuracy.py, which says what it is."""
+"""Judges results against float64 by the bound of convt3d/_accuracy.py, which says what it is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cases import Case, Tensors
+from convt3d import _accuracy as bound
+from convt3d._accuracy import C, ulp
 from convt3d._activations import ACTIVATIONS
 from convt3d._precision import resolve_precision, round_to_tf32
-from convt3d.cli import accuracy as bound
-from convt3d.cli.accuracy import C, ulp
 
 __all__ = ["C", "Judgement", "allowed_error", "assert_accurate", "exact", "judge", "mode_of", "ulp"]
 

@@ -31,10 +31,10 @@ import _source_tree  # noqa: F401 (finds convt3d)
 from accuracy import judge, mode_of
 from cases import Case, Tensors
 from convt3d import conv_transpose3d, explain
+from convt3d._accuracy import slope
 from convt3d._activations import ACTIVATIONS
 from convt3d._memory_format import as_memory_format, output_is_channels_last
 from convt3d._precision import resolve_precision, round_to_tf32
-from convt3d.cli.accuracy import slope
 from forms import operator, run
 from random_calls import DEFECTS, Call, broken_arguments, random_call
 

@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import convt3d
 from cases import Case, Tensors
-from convt3d import FusedConvTranspose3d, ModelNew, conv_transpose3d
+from convt3d import FusedConvTranspose3d, ModelNew, conv_transpose3d, conv_transpose3d_cat
+from toolchain import needs_python_headers
 
 SMALL = (4, 6, 3, 2, 1, 1, (6, 1, 1, 1, 1))
 
@@ -24,6 +26,7 @@ def inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, 4, 3, 3, 3), torch.randn(batch, 6, 6, 6, 6)
 
 
+@needs_python_headers
 def test_aot_inductor(tmp_path: Path) -> None:
     """Compiled ahead of time for any batch, loaded, and run with weights that it holds itself."""
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -129,6 +132,45 @@ def test_compiled_autograd() -> None:
     for leaf, true in zip(leaves, expected, strict=True):
         assert leaf.grad is not None
         torch.testing.assert_close(leaf.grad, true)
+
+
+@pytest.mark.parametrize("precision", [None, "ieee"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_flop_counter(activation: str, groups: int, precision: str | None) -> None:
+    """As many as PyTorch counts for the same convolution; one more where the backward pass recomputes."""
+    case = Case(activation=activation, groups=groups, precision=precision)
+    leaves = [t.requires_grad_() for t in case.make().present()]
+    x, w, b, add = leaves
+
+    def count(function: Any) -> int:
+        with FlopCounterMode(display=False) as counter:
+            function()
+        return counter.get_total_flops()
+
+    def ours() -> Tensor:
+        return case.call(Tensors(x, w, b, add))
+
+    def theirs() -> Tensor:
+        return F.conv_transpose3d(x, w, b, **case.conv_arguments()) + add
+
+    again = int(activation != "none")
+    one = count(theirs)
+    assert one == 2 * x.numel() * (6 // groups) * 27
+    assert count(ours) == one
+    with torch.no_grad():
+        assert count(ours) == one
+    if groups == 1:  # in the weight's gradient PyTorch forgets that groups share nothing
+        assert count(lambda: theirs().sum().backward()) == 3 * one
+    assert count(lambda: ours().sum().backward()) == (3 + again) * one
+    if precision is not None:  # decomposed into convt3d::product
+        gradient = torch.func.grad(lambda x, w: case.call(Tensors(x, w, b, add)).sum(), (0, 1))
+        assert count(lambda: gradient(x.detach(), w.detach())) == 3 * one
+    skip = torch.randn(2, 3, *case.out_size())
+    with torch.no_grad():
+        assert count(lambda: conv_transpose3d_cat(x, w, b, **case.conv_arguments(), skip=skip)) == one
+    x.requires_grad_(False)
+    assert count(lambda: ours().sum().backward()) == (2 + again) * one
 
 
 def test_skip_init_and_materialisation() -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .. import _accuracy as accuracy
 from .._precision import conv_fp32_switch, resolve_precision
-from . import accuracy
 from .call import CallSpec
 from .console import Console
 from .progress import Progress

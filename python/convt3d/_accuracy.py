@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a result is judged against float64, on every path; the tests and ``check`` share it.
+"""How a result is judged against float64, on every path; the tests, ``check`` and ``explain`` share it.
 
     |y - y64| <= 1/2 ulp(y64) + L * c * 2^-22 * (sum |x||w| + |bias| + |add|)
 
