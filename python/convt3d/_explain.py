@@ -41,7 +41,7 @@ class Explanation:
             ``|y - y64| <= 1/2 ulp(y64) + L * error_factor * (sum |x||w| + |bias| + |add|)``.
             None for integers (exact) and complex types (as good as PyTorch's).
         rounds_operands: whether that y64 is of the operands rounded to TF32.
-        bytes: the least traffic: every element of the inputs read once, the output (with its skip) written once.
+        bytes: the least traffic: inputs read once, the output (with its skip) written once.
         flops: two per multiply-add, over the (output, tap) pairs that the stride leaves live.
         workspace_bytes: device memory beside the output, where a kernel of ours runs.
         bandwidth: bytes per second: as given, or else nominal, where torch tells it of the GPU.

@@ -226,7 +226,7 @@ def test_other_devices() -> None:
         case.groups, case.dilation, t.add, "before", "none", 0.01, "default",
     )  # fmt: skip
     path, refused, note, workspace = _path(
-        replace(problem, device=Elsewhere.device), "ieee", t.input, t.weight, t.bias, t.add
+        replace(problem, device=Elsewhere.device), "ieee", t.input, t.weight, t.bias, t.add, None
     )
     assert (path, note, workspace) == ("aten + tail", "", 0)
     assert set(refused.values()) == {"the tensors are on xpu"}
