@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ._cat import cat_op
 from ._fuse._batch_norm import fold
@@ -108,9 +109,10 @@ def _changes_ambience(node: fx.Node) -> bool:
     return node.op == "call_function" and name.startswith(_AMBIENCE)
 
 
-def _example(node: Any) -> Tensor | None:
+def _example(node: Any) -> FakeTensor | None:
+    """The fake tensor of a node; None also for subclasses (a DTensor, say), whose rules are not ours."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, Tensor) else None
+    return value if isinstance(value, FakeTensor) and type(value) is FakeTensor else None
 
 
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -120,7 +122,7 @@ _DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "grou
 class _Call:
     """The arguments of one fused call, collected step by step as nodes of the graph."""
 
-    def __init__(self, conv: fx.Node, arguments: dict[str, Any], precision: str, out: Tensor) -> None:
+    def __init__(self, conv: fx.Node, arguments: dict[str, Any], precision: str, out: FakeTensor) -> None:
         self.conv = conv
         self.arguments = arguments
         self.precision = precision
@@ -255,20 +257,18 @@ class _Call:
         )
         return (forward_op, own) if self.cat is None else (cat_op, (*own, *self.cat))
 
-    def _fake(self) -> Tensor | None:
+    def _fake(self) -> FakeTensor | None:
         """The result as fake tensors have it, or None where the operator refuses the call."""
         target, arguments = self._operator(self.arguments["weight"], self.arguments["bias"])
-        mode = getattr(self.out, "fake_mode", None)
+        mode = self.out.fake_mode
         values = [_example(item) if isinstance(item, fx.Node) else item for item in arguments]
-        if mode is None or any(
-            v is None and isinstance(a, fx.Node) for v, a in zip(values, arguments, strict=True)
-        ):
+        if any(v is None and isinstance(a, fx.Node) for v, a in zip(values, arguments, strict=True)):
             return None
         dtype = self.out.dtype
         values = [v.to(dtype) if isinstance(v, Tensor) else v for v in values]  # as autocast would
         try:
             with mode, torch.no_grad(), torch.autocast(self.out.device.type, enabled=False):
-                out: Tensor = target(*values)
+                out: FakeTensor = target(*values)
                 return out
         except (RuntimeError, ValueError, NotImplementedError, TypeError):
             return None

@@ -327,3 +327,20 @@ def test_gpu(channels_last: bool) -> None:
         assert_close(out, expected, 1e-5)
         assert out.stride() == expected.stride()
         torch._dynamo.reset()
+
+
+class _Placed(torch.Tensor):
+    """Stands for a DTensor, which has operators' rules of its own."""
+
+
+def test_subclasses_are_left_alone() -> None:
+    graph = fx.Graph()
+    nodes = graph.placeholder("x"), graph.placeholder("w")
+    conv = graph.call_function(torch.conv_transpose3d, (*nodes, None, 2))
+    relu = graph.call_function(F.relu, (conv,))
+    graph.output(relu)
+    y = torch.empty(2, 4, 6, 8, 10)
+    values = torch.empty(2, 6, 3, 4, 5), torch.empty(6, 4, 2, 2, 2), y, y
+    for node, value in zip((*nodes, conv, relu), values, strict=True):
+        node.meta["example_value"] = value.as_subclass(_Placed)
+    assert _inductor_pass.fuse_graph(graph, ("cpu",)) == 0
