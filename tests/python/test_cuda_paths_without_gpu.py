@@ -239,6 +239,29 @@ def test_a_refused_call_falls_back(
             assert (grad.shape, grad.stride(), grad.dtype) == (like.shape, like.stride(), like.dtype)
 
 
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+def test_the_operators_cuda_kernel(
+    batched: bool, bind: Callable[[Any], Binding], fake: FakeTensorMode
+) -> None:
+    """What the kernels take is theirs; what they refuse, and what has no outputs, runs through ATen."""
+    case = replace(CASE, batch=1)
+    t = on_cuda(case)
+    t = t if batched else replace(t, input=t.input.squeeze(0))
+    args = arguments(case, t)
+    shape = case.output_shape() if batched else case.output_shape()[1:]
+    kernels = torch.empty(case.output_shape(), device="cuda")
+    binding = bind(kernels)
+    out = _ops._forward_cuda(*args)
+    assert out is kernels if batched else out._base is kernels
+    assert out.shape == shape and binding.calls[0][0].dim() == 5
+    binding = bind(None)
+    out = _ops._forward_cuda(*args)
+    assert out is not kernels and out.shape == shape and len(binding.calls) == 1
+    empty = replace(case, batch=0)
+    out = _ops._forward_cuda(*arguments(empty, on_cuda(empty)))
+    assert out.shape == empty.output_shape() and len(binding.calls) == 1
+
+
 @pytest.mark.parametrize("text", ["an illegal memory access was encountered (status 4)", "API call failed"])
 def test_failures_of_the_binding(text: str, bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
     """No failure turns into another path with another arithmetic."""

@@ -296,6 +296,30 @@ def test_the_operator_itself_checks() -> None:
         torch.ops.convt3d.conv_transpose3d_backward(tensor(OUT), *good, [True])
 
 
+def test_what_describes_a_call_checks_types() -> None:
+    """The description is made by Python code too, where no schema has looked at the arguments."""
+    from convt3d._problem import Problem, single_int
+
+    x, w, ones, zeros = tensor(X), tensor(W), (1, 1, 1), (0, 0, 0)
+    good = (x, w, None, ones, zeros, zeros, 1, ones, None, "before", "none", 0.01, "default")
+    assert Problem.create(*good).output_shape == OUT
+    for position, value, message in [
+        (0, 1, "input must be a Tensor, got int"),
+        (2, 1.0, "bias must be a Tensor, got float"),
+        (6, True, "groups must be an int, got True"),
+        (6, 1.0, "groups must be an int, got 1.0"),
+        (10, None, "activation must be a string, got None"),
+        (11, "1", "negative_slope must be a number, got '1'"),
+    ]:
+        bad = list(good)
+        bad[position] = value
+        with pytest.raises(TypeError, match=message):
+            Problem.create(*bad)  # type: ignore[arg-type]
+    for huge in (2**63, -(2**63)):
+        with pytest.raises(ValueError, match="groups must fit a 64-bit integer"):
+            single_int(huge, "groups")
+
+
 def test_module_arguments() -> None:
     for arguments, message in [
         ({"activation": "swish"}, "activation must be one of"),

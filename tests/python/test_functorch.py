@@ -11,6 +11,7 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils._pytree import tree_leaves
 
 from convt3d import ModelNew, conv_transpose3d
 
@@ -90,6 +91,20 @@ def test_forward_mode_tangents(function: Function, tensors: Tensors4) -> None:
             tangents.append(forward_ad.unpack_dual(out).tangent)
     assert tangents[0] is not None and tangents[0].abs().max() > 0
     torch.testing.assert_close(tangents[0], tangents[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("transform", ["grad", "grad-of-grad", "jvp", "vmap", "per-sample-grad"])
+def test_sixteen_bit_transforms(transform: str, dtype: torch.dtype, tensors: Tensors4) -> None:
+    """In fp32 inside, rounded at the end: as good as the operands' own rounding allows."""
+    # Away from the kinks of the activation, where a rounded pre-activation may have either slope.
+    x, w, b, add = (t.to(dtype) for t in (0.1 * tensors[0], tensors[1], tensors[2] * 0.1, 0.1 * tensors[3]))
+    probe = TRANSFORMS[transform]
+    got = tree_leaves(probe(ours, x, w, b, add))
+    true = tree_leaves(probe(theirs, x.double(), w.double(), b.double(), add.double()))
+    for a, exact in zip(got, true, strict=True):
+        assert a.dtype == dtype
+        assert (a - exact).abs().max() <= 4 * torch.finfo(dtype).eps * exact.abs().max()
 
 
 def test_explicit_tf32_under_transforms() -> None:

@@ -417,6 +417,23 @@ def test_a_slope_that_is_an_argument(backend: str, grad: bool) -> None:
         assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_geometry_that_is_an_argument(backend: str) -> None:
+    """Integers that change from call to call become symbols, as they do for PyTorch's own operators."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def call(x: Tensor, w: Tensor, stride: int, groups: int) -> Tensor:
+        return conv_transpose3d(x, w, None, (stride, stride, 2), groups=groups, activation="relu")
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(call, backend=counter, fullgraph=True)
+    x, w = torch.randn(1, 8, 2, 2, 2), torch.randn(8, 3, 2, 2, 2)
+    for stride, groups in ((1, 2), (2, 4), (3, 8), (4, 1), (5, 2)):
+        assert torch.equal(compiled(x, w, stride, groups), call(x, w, stride, groups))
+    assert counter.frame_count == 2, "a constant at first, a symbol from then on"
+
+
 def test_a_slope_that_only_the_data_tell() -> None:
     class Learned(nn.Module):
         def forward(self, x: Tensor, w: Tensor, slope: Tensor) -> Tensor:
