@@ -277,3 +277,20 @@ def test_parametrized_weights_compiled() -> None:
     plain = replace(Case(activation="relu"), add_order="before")
     expected = plain.call(Tensors(x, module.weight, module.bias, add))
     torch.testing.assert_close(out, expected)
+
+
+def test_lazy_modules() -> None:
+    """A network whose channels its first input tells: fused before that it waits, fused after it is right."""
+    x = torch.randn(2, 4, 3, 3, 3)
+
+    def lazy() -> nn.Sequential:
+        torch.manual_seed(7)
+        return nn.Sequential(nn.LazyConvTranspose3d(6, 2, 2), nn.ReLU())
+
+    net = lazy()
+    expected = net(x)
+    torch.testing.assert_close(convt3d.fuse(net)(x), expected)
+    early = convt3d.fuse(lazy())
+    torch.testing.assert_close(early(x), expected)
+    torch.testing.assert_close(convt3d.fuse(early)(x), expected)
+    assert convt3d.fuse_report(early)["0"].replaced
