@@ -26,6 +26,7 @@ Triple = tuple[int, int, int]
 ADD_ORDERS = ("before", "after")  # the position is the kernels' code, ``convt3d_add_order``
 
 INT64_MAX = 2**63 - 1
+INT32_MAX = 2**31 - 1
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 _SIXTEEN_BIT = frozenset({torch.float16, torch.bfloat16})
@@ -240,6 +241,7 @@ class Problem:
             channels_last=output_is_channels_last(input if batched else input.unsqueeze(0), weight),
         )
         _check_numel(problem)
+        _check_int32(*spatial)
         if add is not None:
             check_broadcast(add, problem.output_shape)
         return problem
@@ -433,6 +435,18 @@ def _check_numel(problem: Problem) -> None:
         raise RuntimeError(
             f"convt3d: sizes overflow 64-bit integers: the output would have shape {problem.output_shape}"
         )
+
+
+def _check_int32(stride: Triple, padding: Triple, output_padding: Triple, dilation: Triple) -> None:
+    """ATen's and cuDNN's convolutions cut these to 32 bits, whatever comes out: an error, or another call."""
+    for name, values in (
+        ("stride", stride),
+        ("padding", padding),
+        ("output_padding", output_padding),
+        ("dilation", dilation),
+    ):
+        if values[0] > INT32_MAX or values[1] > INT32_MAX or values[2] > INT32_MAX:
+            raise RuntimeError(f"convt3d: {name} must be less than 2^31 in every dimension, got {values}")
 
 
 def check_broadcast(add: Tensor, output_shape: Sequence[int]) -> None:

@@ -129,6 +129,24 @@ BAD: list[Row] = [
     ("report-15-dilation", call(dilation=1879048192), RuntimeError, "overflow 64-bit"),
     ("report-15-stride", call(stride=2**62), RuntimeError, "overflow 64-bit"),
     ("report-15-padding", call(padding=2**62), RuntimeError, "overflow 64-bit"),
+    (
+        "report-15-beyond-32-bit",
+        call(stride=2**31 - 1, padding=2**32 - 3, dilation=2**31),
+        RuntimeError,
+        r"padding must be less than 2\^31 in every dimension, got \(4294967293, ",
+    ),
+    (
+        "report-15-cut-to-32-bit",  # to stride 1 and padding 0 that would be, in silence
+        call(stride=2**32 + 1, padding=2**32),
+        RuntimeError,
+        r"stride must be less than 2\^31",
+    ),
+    (
+        "report-15-one-voxel",
+        call(x=(2, 4, 1, 1, 1), stride=2**31),
+        RuntimeError,
+        r"stride must be less than 2\^31",
+    ),
     ("beyond-64-bit", call(stride=2**63), ValueError, "stride must fit a 64-bit integer"),
     ("empty-spatial", call(x=(2, 4, 0, 3, 3)), RuntimeError, "depth, height and width must be at least 1"),
     ("no-channels", call(x=(2, 0, 3, 3, 3), w=(0, 6, 3, 3, 3)), RuntimeError, "in_channels of at least 1"),
