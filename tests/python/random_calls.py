@@ -178,6 +178,8 @@ def _bias_of(extra: int) -> Callable[[Tensor, Arguments], Tensor]:
 
 
 def _another_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
     return torch.float64 if dtype != torch.float64 else torch.float32
 
 
@@ -200,6 +202,10 @@ def _negative_size(arguments: Arguments, rng: random.Random) -> None:
 
 def _zeros(*shape: int) -> Callable[[Tensor, Arguments], Tensor]:
     return lambda _, a: a["weight"].new_zeros(shape)
+
+
+def _zeros_like(arguments: Arguments, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(1, dtype=dtype, device=arguments["weight"].device)
 
 
 # By name: the change, and the class of the error where PyTorch has no such argument or accepts the call.
@@ -229,7 +235,7 @@ DEFECTS: dict[str, tuple[Defect, type[Exception]]] = {
     "bias-device": (_replace_tensor("bias", lambda t, a: _bias_of(0)(t, a).to("meta")), RuntimeError),
     "add-shape": (_replace_tensor("add", _zeros(1, 1, 1, 977)), RuntimeError),
     "add-rank": (_replace_tensor("add", _zeros(1, 1, 1, 1, 1, 1)), RuntimeError),
-    "add-type": (_replace_tensor("add", lambda t, a: _zeros(1)(t, a).to(torch.int32)), RuntimeError),
+    "add-type": (_replace_tensor("add", lambda _, a: _zeros_like(a, torch.int32)), RuntimeError),
     "input-is-none": (lambda a, r: a.update(input=None), TypeError),
     "activation": (lambda a, r: a.update(activation=r.choice(("swish", "", "RELU"))), ValueError),
     "activation-type": (lambda a, r: a.update(activation=r.choice((None, 3, ["relu"]))), TypeError),
