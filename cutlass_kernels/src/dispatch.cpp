@@ -37,11 +37,14 @@ Status choose_fastest(FamilyList families, Problem const& problem, convt3d_devic
     char reason[256];
     Message one_reason(reason, sizeof reason);
     if (family->supported(problem, device, one_reason) == CONVT3D_OK) {
+      if (*chosen == nullptr) *chosen = family;
+      if (family->worthwhile != nullptr && !family->worthwhile(problem, device)) continue;
       *chosen = family;
       return CONVT3D_OK;
     }
     all_reasons.append("%s%s", reasons[0] == '\0' ? "" : "; ", reason);
   }
+  if (*chosen != nullptr) return CONVT3D_OK;  // none is worthwhile: the first
   if (families.count == 0) {
     return message.fail(CONVT3D_NOT_SUPPORTED, "no kernel is compiled into this library");
   }

@@ -26,6 +26,9 @@ struct Family {
   /// are not null where they are needed and keep the promised alignments; the workspace is large enough.
   Status (*run)(Problem const& problem, convt3d_plan const& plan, convt3d_tensors const& tensors, void* stream,
                 Message& message);
+
+  /// Whether a supported problem is likely to run faster here than in the families after it. Null: always.
+  bool (*worthwhile)(Problem const& problem, convt3d_device const& device) = nullptr;
 };
 
 #if CONVT3D_WITH_CUDA

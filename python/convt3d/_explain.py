@@ -297,6 +297,8 @@ def _path(
         return aten, answer.refused, note, 0
     names = list(_kernel_query.KERNELS)
     faster = names[: names.index(answer.kernel)]
-    otherwise = f"{_native.KERNEL_ENV} asks for {answer.kernel}" if kernel else "not chosen"
+    otherwise = f"it takes the call, but {answer.kernel} is likely to be faster"
+    if kernel:
+        otherwise = f"{_native.KERNEL_ENV} asks for {answer.kernel}"
     refused = {name: answer.refused.get(name, otherwise) for name in faster}
     return answer.kernel, refused, note, answer.workspace_bytes

@@ -91,7 +91,7 @@ struct CaseLimits {
   int64_t stride = 4;
   int64_t dilation = 3;
   bool groups = false;
-  bool hopper = false;  ///< cases that the sm90 family may take: stride 2, k 2 to 4, channels in steps of 8, even rows
+  bool hopper = false;  ///< cases that the sm90 family may take: strides 1 and 2, channels in steps of 8, even rows
 };
 
 /// Geometry only: sizes, kernel, stride, padding, output padding, dilation; every output size at least 1.
@@ -122,21 +122,28 @@ inline Problem random_problem(Random& random, CaseLimits const& limits = {}) {
   p.add_order = static_cast<int32_t>(random.integer(0, 1));
   p.negative_slope = 0.01f * static_cast<float>(random.integer(0, 100));
   if (limits.hopper) {
-    p.in_channels = 8 * random.integer(1, 4);
+    p.in_channels = 8 * random.integer(1, random.chance(50) ? 4 : 12);
     p.out_channels = 8 * random.integer(1, 5);
     for (int axis = 0; axis < 3; ++axis) {
       p.in_size[axis] = random.integer(axis == 0 ? 1 : 3, 12);
-      p.kernel[axis] = random.integer(2, 3);
-      p.stride[axis] = 2;
+      p.stride[axis] = random.chance(75) ? 2 : 1;
+      p.kernel[axis] = random.integer(p.stride[axis], random.chance(75) ? 3 : 5);
       p.dilation[axis] = 1;
       p.padding[axis] = random.integer(0, 1);
-      p.output_padding[axis] = random.integer(0, 1);
+      p.output_padding[axis] = random.integer(0, p.stride[axis] - 1);
     }
     // One size in two makes rows of 4 n outputs.
     p.kernel[2] = random.chance(50) ? 2 : 4;
     p.padding[2] = p.kernel[2] == 2 ? 0 : 1;
     p.output_padding[2] = 0;
     p.in_size[2] = 2 * random.integer(1, 10);
+    p.stride[2] = 2;
+    if (random.chance(25)) {
+      p.stride[2] = 1;
+      p.kernel[2] = random.chance(50) ? 1 : 3;
+      p.padding[2] = p.kernel[2] / 2;
+      p.in_size[2] *= 2;
+    }
   }
   pack(p, random.chance(50) ? Layout::kNcdhw : Layout::kNdhwc);
   if (p.has_add && random.chance(25)) {  // `add` broadcasts along some dimensions

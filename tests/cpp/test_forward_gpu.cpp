@@ -149,6 +149,36 @@ TEST_P(Forward, SeveralTiles) {
   }
 }
 
+// Weights that do not stay in shared memory: several slabs of input channels, one of them in part; several tiles along
+// every dimension, the last ones in part; a D pair too many; every kernel size; no tail, and one value per channel.
+TEST_P(Forward, WideLayers) {
+  struct Wide {
+    int64_t in, out, kernel, padding, extra, depth, height, width;
+  };
+  for (Layout layout : kLayouts) {
+    for (Wide const& w :
+         {Wide{72, 72, 3, 1, 1, 3, 9, 18}, Wide{136, 24, 2, 0, 0, 2, 8, 4}, Wide{40, 64, 4, 1, 0, 1, 17, 16},
+          Wide{80, 16, 5, 2, 1, 2, 3, 20}, Wide{200, 8, 2, 0, 0, 5, 4, 34}}) {
+      Problem p = test::cubic_problem(2, w.in, w.out, 1, w.kernel, 2, w.padding, w.extra, layout);
+      p.in_size[0] = w.depth;
+      p.in_size[1] = w.height;
+      p.in_size[2] = w.width;
+      test::pack(p, layout);
+      p.activation = CONVT3D_ACT_LEAKY_RELU;
+      p.negative_slope = 0.1f;
+      run(p, static_cast<uint64_t>(w.in));
+      p.has_bias = p.has_add = 1;
+      run(p, static_cast<uint64_t>(w.in) + 1);
+      p.activation = CONVT3D_ACT_SILU;
+      p.add_order = CONVT3D_ADD_AFTER;
+      for (int axis = 2; axis < 5; ++axis) p.add_stride[axis] = 0;
+      p.add_stride[0] = w.out;
+      p.add_stride[1] = 1;
+      run(p, static_cast<uint64_t>(w.in) + 2);
+    }
+  }
+}
+
 // Strides whose product is beyond the classes of one launch.
 TEST_P(Forward, ManyClasses) {
   if (kernel() == CONVT3D_KERNEL_SM90) GTEST_SKIP() << "takes stride 2";
@@ -197,7 +227,7 @@ TEST_P(Forward, NonFiniteOperands) {
   for (Layout layout : kLayouts) {
     for (int64_t channels : {24, 136}) {
       for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-        Problem p = test::cubic_problem(2, 8, channels, 5, 3, 2, 1, 1, layout);
+        Problem p = test::cubic_problem(2, channels == 136 ? 72 : 8, channels, 5, 3, 2, 1, 1, layout);
         p.in_size[2] = 6;
         test::pack(p, layout);
         p.has_bias = p.has_add = 1;

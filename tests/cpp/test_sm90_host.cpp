@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cases.hpp"
 #include "sm90/support.hpp"
 
 namespace convt3d::sm90 {
@@ -368,7 +369,7 @@ TEST(Sm90Config, FitsIntoSharedMemory) {
           Problem const p =
               make(2, in, 64, {8, 16, 16}, {k, k, k}, {k / 3, k / 3, k / 3}, {k % 2, k % 2, k % 2}, dtype, last);
           Config const c = choose_config(p);
-          if (!refusal(p).empty()) continue;
+          if (!refusal(p).empty() || choose_mainloop(p, 132) != Mainloop::kResident) continue;
           EXPECT_LE(shared_bytes(p, c.stages, c.ring), kSharedLimit);
           EXPECT_GE(c.ring, kSmallestRing);
           EXPECT_LE(c.ring, kLargestRing);
@@ -422,9 +423,12 @@ TEST(Sm90Supported, SaysWhatItDoesNotTake) {
   EXPECT_EQ(with([](Problem& p) { p.precision = CONVT3D_IEEE; }),
             "sm90: precision of float32 is 0, the kernel takes 1 (tf32)");
   EXPECT_EQ(with([](Problem& p) { p.groups = 2; }), "sm90: groups is 2, the kernel takes 1");
-  EXPECT_EQ(with([](Problem& p) { p.stride[1] = 3; }), "sm90: stride along H is 3, the kernel takes 2");
+  EXPECT_EQ(with([](Problem& p) { p.stride[1] = 3; }), "sm90: stride along H is 3, the kernel takes 1 or 2");
   EXPECT_EQ(with([](Problem& p) { p.dilation[0] = 2; }), "sm90: dilation along D is 2, the kernel takes 1");
-  EXPECT_EQ(with([](Problem& p) { p.kernel[2] = 5; }), "sm90: kernel size along W is 5, the kernel takes 2, 3 or 4");
+  EXPECT_EQ(with([](Problem& p) { p.kernel[2] = 6; }),
+            "sm90: kernel size along W is 6, the kernel takes the stride to 5");
+  EXPECT_EQ(with([](Problem& p) { p.kernel[2] = 1; }),
+            "sm90: kernel size along W is 1, the kernel takes the stride to 5");
   EXPECT_EQ(with([](Problem& p) { p.in_channels = 12; }), "sm90: in_channels is 12, the kernel takes multiples of 8");
   EXPECT_EQ(with([](Problem& p) { p.out_channels = 20; }), "sm90: out_channels is 20, the kernel takes multiples of 8");
   EXPECT_EQ(with([](Problem& p) { p.y_alignment = 8; }), "sm90: alignment of y is 8, the kernel takes 16 bytes");
@@ -435,7 +439,47 @@ TEST(Sm90Supported, SaysWhatItDoesNotTake) {
   EXPECT_EQ(with([](Problem& p) { p.add_stride[1] = 0; }),
             "sm90: a stride of a full-size add is 0, the kernel takes positive multiples of 4");
   EXPECT_EQ(with([](Problem& p) { p.x_stride[4] = 2; }), "sm90: stride of x along W is 2, the kernel takes 1, as of y");
-  EXPECT_NE(refusal(make(1, 320, 64, {4, 8, 8}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1})), "");
+}
+
+TEST(Sm90Choice, WeightsThatDoNotFitStream) {
+  auto choice = [](Problem const& p) { return choose_mainloop(p, kH200.multiprocessors); };
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16, CONVT3D_BF16}) {
+    for (bool last : {false, true}) {
+      EXPECT_EQ(choice(reference(dtype, last)), Mainloop::kResident);
+      Problem const wide = make(1, 320, 64, {4, 8, 8}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last);
+      EXPECT_EQ(refusal(wide), "");
+      EXPECT_EQ(choice(wide), Mainloop::kStream);
+      EXPECT_EQ(choice(make(2, 64, 32, {8, 64, 64}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, last)),
+                Mainloop::kResident);
+    }
+  }
+  // One multiprocessor for each class of the resident kernel.
+  EXPECT_EQ(choose_mainloop(make(2, 32, 3200, {8, 8, 8}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}), 132), Mainloop::kStream);
+}
+
+TEST(Sm90Choice, OtherStridesStream) {
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
+    for (bool last : {false, true}) {
+      Problem p = make(2, 96, 48, {64, 64, 32}, {3, 3, 1}, {1, 1, 0}, {1, 1, 0}, dtype, last);
+      p.stride[2] = 1;
+      test::pack(p, last ? test::Layout::kNdhwc : test::Layout::kNcdhw);
+      EXPECT_EQ(refusal(p), "");
+      EXPECT_EQ(choose_mainloop(p, 132), Mainloop::kStream);
+      EXPECT_TRUE(worthwhile(p, kH200));
+    }
+  }
+  // Pairs of outputs along W need twice the columns of x: with more planes nothing is left for y.
+  Problem p = make(1, 64, 64, {5, 17, 32}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0});
+  for (int i = 0; i < 3; ++i) p.stride[i] = 1;
+  test::pack(p, test::Layout::kNcdhw);
+  EXPECT_NE(refusal(p), "");
+}
+
+TEST(Sm90Choice, MostlyEmptyTilesAreNotWorthwhile) {
+  auto from = [](int size) { return make(64, 256, 128, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}); };
+  EXPECT_FALSE(worthwhile(from(4), kH200));
+  EXPECT_TRUE(worthwhile(from(8), kH200));
+  EXPECT_TRUE(worthwhile(from(24), kH200));
 }
 
 TEST(Sm90Supported, MixedFormatsAreRefused) {

@@ -272,10 +272,10 @@ def random_case(rng: random.Random, dtypes: tuple[torch.dtype, ...]) -> Case:
 def random_hopper_case(rng: random.Random) -> Case:
     """Near what the sm90 family takes: NCDHW in tf32, stride 2, channels in eights, 16-byte rows of y."""
     while True:
-        kernel = rng.choice(((3, 3, 3), (2, 2, 2), _triple(rng, 2, 4)))
+        kernel = rng.choice(((3, 3, 3), (2, 2, 2), _triple(rng, 2, 5)))
         case = Case(
             batch=rng.randint(1, 5),
-            cin=8 * rng.randint(1, 5),
+            cin=8 * rng.randint(1, rng.choice((5, 12))),
             cout=8 * rng.randint(1, 17),
             size=(rng.randint(1, 7), rng.randint(2, 9), rng.randint(2, 20)),
             kernel=kernel,

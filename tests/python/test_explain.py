@@ -186,14 +186,24 @@ def test_the_tensors_gpu_counts_and_not_the_current_one(
     FakeGpu(monkeypatch)
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     paths = []
+    case = replace(REFERENCE, size=(16, 16, 16))
     with FakeTensorMode():
         for device in ("cuda:0", "cuda:1"):
-            made = vars(REFERENCE.make("meta")).values()
+            made = vars(case.make("meta")).values()
             x, w, b, add = (torch.empty(t.shape, device=device) for t in made)
             e = explain(x, w, b, add=add, **REFERENCE.arguments())
             paths.append(e.path)
     assert paths[0] == "sm90" and paths[1] == "sm80"
     assert "sm90" in e.refused
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks about an SM90 GPU")
+def test_a_faster_family_may_be_left_aside(library: None) -> None:
+    """sm90 takes a 4^3 image, whose tiles would be mostly empty."""
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    e = replace(REFERENCE, size=(4, 4, 4)).explain(REFERENCE.make("meta"))
+    assert e.path == "sm80"
+    assert e.refused == {"sm90": "it takes the call, but sm80 is likely to be faster"}
 
 
 @pytest.mark.parametrize("what", ["binding", "device"])

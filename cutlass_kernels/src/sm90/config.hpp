@@ -13,7 +13,7 @@ namespace convt3d::sm90 {
 constexpr size_t kSharedLimit = 227 * 1024;  // of one CTA on SM90
 constexpr size_t kBarrierBytes = 2048;       // SharedStorage of the kernel
 constexpr size_t kAlignmentBytes = 1024;     // lost to aligning the tiles
-constexpr int kSmallestRing = 5;             // with fewer the loads of add no longer cover the latency
+constexpr int kSmallestRing = 8;             // one tile; with half of it the loads of add no longer cover the latency
 constexpr int kWantedRing = 11;              // more has never helped
 constexpr int kLargestRing = 24;
 constexpr int kLargestStages = 12;
@@ -45,8 +45,8 @@ constexpr Config choose_config(Problem const& p) {
   // of a tile at once.
   int const depth = window(p.kernel[0], p.padding[0]).count;
   int const tile_slabs = depth * slab_count(p);
-  c.keep = !form(p).channels_last && depth > 1 && tile_slabs <= kLargestStages && ring_beside(p, tile_slabs) >= 8 &&
-           tiling(p, 2).runs * class_count(p) >= 2048;
+  c.keep = !form(p).channels_last && depth > 1 && tile_slabs <= kLargestStages &&
+           ring_beside(p, tile_slabs) >= kSmallestRing && tiling(p, 2).runs * class_count(p) >= 2048;
   c.run_length = c.keep ? 2 : 1;
   // The ring first, as far as it helps, then stages.
   int const fewest = c.keep && tile_slabs > 2 ? tile_slabs : 2;

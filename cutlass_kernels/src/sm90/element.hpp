@@ -54,6 +54,9 @@ struct Element16 {
 template <>
 struct Element<__half> : Element16<__half, 0x7c00u> {
   CUTLASS_DEVICE static __half from_float(float v) { return __float2half_rn(v); }
+  CUTLASS_DEVICE static float from_bits(uint32_t bits) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
   CUTLASS_DEVICE static void unpack(uint4 const& v, float (&f)[8]) {
     __half2 const* pairs = reinterpret_cast<__half2 const*>(&v);
     CUTLASS_PRAGMA_UNROLL
@@ -75,6 +78,7 @@ struct Element<__half> : Element16<__half, 0x7c00u> {
 template <>
 struct Element<__nv_bfloat16> : Element16<__nv_bfloat16, (127u + 60u) << 7> {
   CUTLASS_DEVICE static __nv_bfloat16 from_float(float v) { return __float2bfloat16_rn(v); }
+  CUTLASS_DEVICE static float from_bits(uint32_t bits) { return __uint_as_float(bits << 16); }  // of the lower half
   CUTLASS_DEVICE static void unpack(uint4 const& v, float (&f)[8]) {
     uint32_t const words[4] = {v.x, v.y, v.z, v.w};
     CUTLASS_PRAGMA_UNROLL

@@ -2,27 +2,10 @@
 #include <cstring>
 
 #include "sm90/launch.hpp"
+#include "sm90/tensor_map.hpp"
 
 namespace convt3d::sm90 {
 namespace {
-
-using EncodeFunction = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*,
-                                    cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
-                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-EncodeFunction encoder() {
-  static EncodeFunction const function = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) !=
-            cudaSuccess ||
-        found != cudaDriverEntryPointSuccess) {
-      f = nullptr;
-    }
-    return reinterpret_cast<EncodeFunction>(f);
-  }();
-  return function;
-}
 
 /// Whether one map describes the whole tensor. NCDHW: over (W, H / 4, N C, D, H mod 4). NDHWC: over
 /// (C, W / 2, H, N D, W mod 2).
@@ -31,9 +14,6 @@ constexpr bool can_merge(Problem const& p, int64_t const* stride) {
   if (form(p).channels_last) return shape[4] % 2 == 0 && (shape[0] == 1 || stride[0] == shape[2] * stride[2]);
   return shape[3] % 4 == 0 && (shape[0] == 1 || stride[0] == shape[1] * stride[1]);
 }
-
-constexpr CUtensorMapDataType kMapTypes[] = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                                             CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};  // by convt3d_dtype
 
 /// Maps of a tensor with the shape of y whose boxes are ring units: one (merged), or one for each residue of the row
 /// modulo 4 (NCDHW) or of the column modulo 2 (NDHWC).
@@ -65,12 +45,12 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
     cuuint32_t const box_ncdhw[5] = {2 * kTileW, kTileH / 2, static_cast<cuuint32_t>(f.vector()), 1, last};
     cuuint32_t const box_ndhwc[5] = {static_cast<cuuint32_t>(class_channels(f.element)), kTileW, 4, 1, last};
     auto const* first = static_cast<unsigned char const*>(base) + m * stride[split] * f.element;
-    if (encoder()(&maps[m], kMapTypes[p.dtype], 5, const_cast<unsigned char*>(first),
-                  f.channels_last ? dims_ndhwc : dims_ncdhw, f.channels_last ? strides_ndhwc : strides_ncdhw,
-                  f.channels_last ? box_ndhwc : box_ncdhw, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-                  narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+    if (tensor_map_encoder()(&maps[m], kMapTypes[p.dtype], 5, const_cast<unsigned char*>(first),
+                             f.channels_last ? dims_ndhwc : dims_ncdhw, f.channels_last ? strides_ndhwc : strides_ncdhw,
+                             f.channels_last ? box_ndhwc : box_ncdhw, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                             narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                             narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
       return false;
     }
   }
@@ -79,16 +59,9 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
 
 }  // namespace
 
-bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config const& c, convt3d_tensors const& t) {
+void fill_x(MainloopParams& m, Problem const& p, convt3d_tensors const& t, Slab const& s, int rows, int tiles_w,
+            int stages) {
   Form const f = form(p);
-  Slab const s = slab(p);
-  Tiling const tiles = tiling(p, c.run_length);
-  Size3 const out = output_size(p);
-  int const blocks = class_blocks(p);
-  Workspace const layout = workspace_layout(p, c);
-  auto* workspace = static_cast<unsigned char*>(t.workspace);
-
-  MainloopParams& m = k.mainloop;
   m.x = t.x;
   m.vectorized = p.x_alignment == 16 && (f.channels_last || p.in_size[2] % f.vector() == 0);
   int const fast = f.channels_last ? 1 : 4;  // the axis along which x is read
@@ -97,12 +70,8 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
     m.vectorized = m.vectorized && (i == fast || p.x_stride[i] % f.vector() == 0 || x_shape(p)[i] == 1);
   }
   for (int axis = 0; axis < 3; ++axis) {
-    Window const win = window(p.kernel[axis], p.padding[axis]);
     m.in_size[axis] = static_cast<int>(p.in_size[axis]);
-    m.window_lo[axis] = w.window_lo[axis] = win.lo;
-    w.kernel[axis] = k.cold.kernel[axis] = static_cast<int>(p.kernel[axis]);
-    w.padding[axis] = k.cold.padding[axis] = static_cast<int>(p.padding[axis]);
-    k.cold.out_size[axis] = static_cast<int>(out[axis]);
+    m.window_lo[axis] = window(p.kernel[axis], p.padding[axis]).lo;
   }
   m.slab_pitch = s.pitch;
   m.slab_columns = s.columns;
@@ -112,22 +81,81 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   m.last_halves = ceil_div((p.in_channels - (m.slabs - 1) * (128 / f.element)) * f.element, 32 * f.element);
   // Of a single slab, what holds no channels stays as it was zeroed.
   m.groups = m.slabs > 1 ? 8 : static_cast<int>(p.in_channels) / f.vector();
-  m.rows = f.channels_last ? s.columns : s.pitch;
+  m.rows = rows;
   // W positions to fetch, of NCDHW in whole vectors where possible. With one W tile those outside the tensor are never
   // written: they are zeroed once.
   int const unit = f.channels_last || !m.vectorized ? 1 : f.vector();
   int lo = m.window_lo[2];
   int end = kTileW + m.window_lo[2] + window(p.kernel[2], p.padding[2]).count - 1;
-  if (tiles.tiles_w == 1) {
+  if (tiles_w == 1) {
     lo = lo < 0 ? 0 : lo;
     end = end < p.in_size[2] ? end : static_cast<int>(p.in_size[2]);
   }
   m.fetch_lo = lo < 0 ? -ceil_div(-lo, unit) * unit : lo / unit * unit;
   m.fetch_count = end > m.fetch_lo ? ceil_div(end - m.fetch_lo, unit) : 1;
-  m.stages = c.stages;
-  m.keep = c.keep;
+  m.stages = stages;
   m.divide_fastest = cutlass::FastDivmod(f.channels_last ? m.groups : m.fetch_count);
   m.divide_second = cutlass::FastDivmod(f.channels_last ? m.fetch_count : m.rows);
+}
+
+void fill_epilogue(EpilogueParams& e, Problem const& p, convt3d_tensors const& t, int ring) {
+  Size5 const add_stride = effective_add_stride(p);
+  bool const flat_add = add_stride[2] == 0 && add_stride[3] == 0 && add_stride[4] == 0;
+  e.add_mode = !p.has_add ? AddMode::kNone : flat_add ? AddMode::kPerChannel : AddMode::kTile;
+  e.add = t.add;
+  e.add_stride[0] = add_stride[0];
+  e.add_stride[1] = add_stride[1];
+  e.bias = t.bias;
+  e.bias_stride = p.bias_stride;
+  e.has_bias = p.has_bias;
+  e.activation = p.activation;
+  e.add_after = p.add_order == CONVT3D_ADD_AFTER;
+  e.negative_slope = p.negative_slope;
+  e.slope_below = p.activation == CONVT3D_ACT_LEAKY_RELU ? p.negative_slope : 1.f;
+  e.ring = ring;
+  e.out_channels = static_cast<int>(p.out_channels);
+  e.out_depth = static_cast<int>(output_size(p)[0]);
+}
+
+void fill_cold(ColdParams& cold, Problem const& p, convt3d_tensors const& t, int32_t const* suspects) {
+  Size5 const add_stride = effective_add_stride(p);
+  Size3 const out = output_size(p);
+  cold.y = t.y;
+  cold.add = t.add;
+  cold.weight = t.weight;
+  for (int i = 0; i < 5; ++i) {
+    cold.y_stride[i] = p.y_stride[i];
+    cold.add_stride[i] = add_stride[i];
+    cold.weight_stride[i] = p.weight_stride[i];
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    cold.out_size[axis] = static_cast<int>(out[axis]);
+    cold.kernel[axis] = static_cast<int>(p.kernel[axis]);
+    cold.stride[axis] = static_cast<int>(p.stride[axis]);
+    cold.padding[axis] = static_cast<int>(p.padding[axis]);
+  }
+  cold.has_add = p.has_add;
+  cold.in_channels = static_cast<int>(p.in_channels);
+  cold.weight_suspect = suspects;
+  cold.weight_suspects = kPrepareCtas;
+}
+
+bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config const& c, convt3d_tensors const& t) {
+  Form const f = form(p);
+  Slab const s = slab(p);
+  Tiling const tiles = tiling(p, c.run_length);
+  int const blocks = class_blocks(p);
+  Workspace const layout = workspace_layout(p, c);
+  auto* workspace = static_cast<unsigned char*>(t.workspace);
+
+  MainloopParams& m = k.mainloop;
+  fill_x(m, p, t, s, f.channels_last ? s.columns : s.pitch, tiles.tiles_w, c.stages);
+  m.keep = c.keep;
+  for (int axis = 0; axis < 3; ++axis) {
+    w.window_lo[axis] = m.window_lo[axis];
+    w.kernel[axis] = static_cast<int>(p.kernel[axis]);
+    w.padding[axis] = static_cast<int>(p.padding[axis]);
+  }
   m.depth_count = window(p.kernel[0], p.padding[0]).count;
   m.weights = workspace + layout.weights;
   m.weight_blocks = blocks;
@@ -148,28 +176,13 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   }
 
   EpilogueParams& e = k.epilogue;
-  Size5 const add_stride = effective_add_stride(p);
-  bool const flat_add = add_stride[2] == 0 && add_stride[3] == 0 && add_stride[4] == 0;
-  e.add_mode = !p.has_add ? AddMode::kNone : flat_add ? AddMode::kPerChannel : AddMode::kTile;
+  fill_epilogue(e, p, t, c.ring);
   e.y_merged = can_merge(p, p.y_stride);
   if (!encode_units(e.y_map, p, t.y, p.y_stride, e.y_merged)) return false;
   if (e.add_mode == AddMode::kTile) {
     e.add_merged = can_merge(p, p.add_stride);
     if (!encode_units(e.add_map, p, t.add, p.add_stride, e.add_merged)) return false;
   }
-  e.add = t.add;
-  e.add_stride[0] = add_stride[0];
-  e.add_stride[1] = add_stride[1];
-  e.bias = t.bias;
-  e.bias_stride = p.bias_stride;
-  e.has_bias = p.has_bias;
-  e.activation = p.activation;
-  e.add_after = p.add_order == CONVT3D_ADD_AFTER;
-  e.negative_slope = p.negative_slope;
-  e.slope_below = p.activation == CONVT3D_ACT_LEAKY_RELU ? p.negative_slope : 1.f;
-  e.ring = c.ring;
-  e.out_channels = static_cast<int>(p.out_channels);
-  e.out_depth = static_cast<int>(out[0]);
 
   SchedulerParams& sp = k.scheduler;
   sp.counters = reinterpret_cast<int32_t*>(workspace + layout.counters);
@@ -182,19 +195,9 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   sp.divide_tiles_w = cutlass::FastDivmod(tiles.tiles_w);
   sp.divide_runs_d = cutlass::FastDivmod(tiles.runs_d);
 
-  ColdParams& cold = k.cold;
-  cold.y = t.y;
-  cold.add = t.add;
-  cold.weight = t.weight;
-  for (int i = 0; i < 5; ++i) {
-    cold.y_stride[i] = p.y_stride[i];
-    cold.add_stride[i] = add_stride[i];
-    cold.weight_stride[i] = w.weight_stride[i] = p.weight_stride[i];
-  }
-  cold.has_add = p.has_add;
-  cold.in_channels = w.in_channels = static_cast<int>(p.in_channels);
-  cold.weight_suspect = reinterpret_cast<int32_t const*>(workspace + layout.suspects);
-  cold.weight_suspects = kPrepareCtas;
+  fill_cold(k.cold, p, t, reinterpret_cast<int32_t const*>(workspace + layout.suspects));
+  for (int i = 0; i < 5; ++i) w.weight_stride[i] = p.weight_stride[i];
+  w.in_channels = static_cast<int>(p.in_channels);
 
   w.weight = t.weight;
   w.out_channels = static_cast<int>(p.out_channels);

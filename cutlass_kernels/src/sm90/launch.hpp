@@ -10,6 +10,13 @@
 
 namespace convt3d::sm90 {
 
+/// The part that brings x in: for slabs `s` with `rows` rows along H.
+void fill_x(MainloopParams& m, Problem const& p, convt3d_tensors const& t, Slab const& s, int rows, int tiles_w,
+            int stages);
+
+void fill_epilogue(EpilogueParams& e, Problem const& p, convt3d_tensors const& t, int ring);  // all but the maps
+void fill_cold(ColdParams& cold, Problem const& p, convt3d_tensors const& t, int32_t const* suspects);
+
 /// Fills both kernels' parameters. False if the driver refuses a tensor map.
 bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config const& c, convt3d_tensors const& t);
 

@@ -90,7 +90,7 @@ struct ColdParams {
   void const* add;
   void const* weight;
   int64_t y_stride[5], add_stride[5], weight_stride[5];
-  int32_t out_size[3], kernel[3], padding[3];
+  int32_t out_size[3], kernel[3], stride[3], padding[3];
   int32_t in_channels, has_add;
   int32_t const* weight_suspect;  // one per CTA of the weight kernel
   int32_t weight_suspects;

@@ -5,17 +5,48 @@
 
 #include "family.hpp"
 #include "sm90/launch.hpp"
+#include "sm90/stream/params.hpp"
 #include "sm90/support.hpp"
 
 namespace convt3d {
 namespace {
 
-size_t workspace_bytes(Problem const& p, convt3d_device const&) {
-  return element_count(y_shape(p)) == 0 ? 0 : sm90::workspace_layout(p, sm90::choose_config(p)).bytes;
+bool streams(Problem const& p, int multiprocessors) {
+  return sm90::choose_mainloop(p, multiprocessors) == sm90::Mainloop::kStream;
+}
+
+size_t workspace_bytes(Problem const& p, convt3d_device const& device) {
+  if (element_count(y_shape(p)) == 0) return 0;
+  return streams(p, device.multiprocessors) ? sm90::stream::workspace_layout(p).bytes
+                                            : sm90::workspace_layout(p, sm90::choose_config(p)).bytes;
 }
 
 Status fail(char const* what, cudaError_t error, Message& message) {
   return message.fail(CONVT3D_CUDA_ERROR, "sm90: %s: %s", what, cudaGetErrorString(error));
+}
+
+sm90::stream::Launch* stream_instance(Problem const& p) {
+  bool const last = sm90::form(p).channels_last;
+  if (p.dtype == CONVT3D_F16) return last ? sm90::stream::launch_ndhwc_f16 : sm90::stream::launch_ncdhw_f16;
+  if (p.dtype == CONVT3D_BF16) return last ? sm90::stream::launch_ndhwc_bf16 : sm90::stream::launch_ncdhw_bf16;
+  return last ? sm90::stream::launch_ndhwc_tf32 : sm90::stream::launch_ncdhw_tf32;
+}
+
+cudaError_t run_stream(Problem const& p, convt3d_tensors const& t, int multiprocessors, cudaStream_t stream) {
+  namespace kernel = sm90::stream;
+  kernel::Config const config = kernel::choose_config(p);
+  kernel::StreamParams kernel_params{};
+  kernel::PieceParams piece_params{};
+  prepare::Params x_params{};
+  if (!kernel::fill_params(kernel_params, piece_params, x_params, p, config, t)) return cudaErrorInvalidValue;
+  int const items = kernel_params.scheduler.runs;
+  cudaError_t error = cudaSuccess;
+  if (x_params.x_out != nullptr) error = prepare::launch(x_params, element_bytes(p), uses_tf32(p), stream);
+  if (error != cudaSuccess) return error;
+  error = kernel::prepare_pieces(piece_params, static_cast<convt3d_dtype>(p.dtype), stream);
+  if (error != cudaSuccess) return error;
+  return stream_instance(p)(kernel_params, kernel::shared_bytes(p, config),
+                            items < multiprocessors ? items : multiprocessors, stream);
 }
 
 sm90::Launch* instance(Problem const& p) {
@@ -35,6 +66,10 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
   }
   if (error != cudaSuccess) return fail("cannot ask the device", error, message);
 
+  if (streams(p, multiprocessors)) {
+    error = run_stream(p, t, multiprocessors, stream);
+    return error == cudaSuccess ? CONVT3D_OK : fail("cannot launch the streaming kernel", error, message);
+  }
   sm90::Config const config = sm90::choose_config(p);
   sm90::KernelParams kernel_params{};
   sm90::WeightParams weight_params{};
@@ -53,7 +88,7 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
 }  // namespace
 
 Family const* sm90_family() {
-  static constexpr Family family{CONVT3D_KERNEL_SM90, sm90::supported, workspace_bytes, run};
+  static constexpr Family family{CONVT3D_KERNEL_SM90, sm90::supported, workspace_bytes, run, sm90::worthwhile};
   return &family;
 }
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "message.hpp"
-#include "sm90/config.hpp"
+#include "sm90/choice.hpp"
 
 namespace convt3d::sm90 {
 
@@ -61,9 +61,10 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
   Size3 const out = output_size(p);
   for (int axis = 0; axis < 3; ++axis) {
     char const* const* name = kAxis[axis];
-    r.want(p.stride[axis] == 2, name[0], p.stride[axis], "2");
+    r.want(p.stride[axis] == 1 || p.stride[axis] == 2, name[0], p.stride[axis], "1 or 2");
     r.want(p.dilation[axis] == 1, name[1], p.dilation[axis], "1");
-    r.want(p.kernel[axis] >= 2 && p.kernel[axis] <= 4, name[2], p.kernel[axis], "2, 3 or 4");
+    r.want(p.kernel[axis] >= p.stride[axis] && p.kernel[axis] <= stream::kMaxKernel, name[2], p.kernel[axis],
+           "the stride to 5");
     r.want(p.in_size[axis] <= 32768, name[3], p.in_size[axis], "at most 32768");
     r.want(out[axis] <= 65536, name[4], out[axis], "at most 65536");
     r.want(p.padding[axis] <= 64, name[5], p.padding[axis], "at most 64");
@@ -74,8 +75,7 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
   r.want(p.batch <= 65535, "batch", p.batch, "at most 65535");
   if (!r.none()) return r.status();
 
-  r.want(p.out_channels <= (int64_t{1} << 20) && class_count(p) <= device.multiprocessors, "out_channels",
-         p.out_channels, "one group of 64 bytes for each multiprocessor");
+  r.want(p.out_channels <= 4096, "out_channels", p.out_channels, "at most 4096");
   r.want(p.batch * p.out_channels <= (int64_t{1} << 30), "batch * out_channels", p.batch * p.out_channels,
          "at most 2^30");
   r.want(p.batch * out[0] <= (int64_t{1} << 30), "batch * output size along D", p.batch * out[0], "at most 2^30");
@@ -112,8 +112,10 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
                   {"alignment of a full-size add", "smallest stride of a full-size add", "a stride of a full-size add"},
                   p.add_stride, p.add_alignment);
   }
-  int const ring = choose_config(p).ring;
-  r.want(ring >= kSmallestRing, "shared memory left beside weights and x, in 8 KB", ring, "at least 5");
+  if (choose_mainloop(p, device.multiprocessors) == Mainloop::kStream) {
+    int const ring = stream::choose_config(p).ring;
+    r.want(ring >= stream::kSmallestRing, "shared memory left beside x and weights, in 8 KB", ring, "at least 5");
+  }
   return r.status();
 }
 

@@ -43,10 +43,10 @@ struct TileScheduler {
     int n, d, h, w, length;
   };
 
-  CUTLASS_DEVICE static void init(SharedStorage& shared) {
+  CUTLASS_DEVICE static void init(SharedStorage& shared, int readers = kReaders) {
     for (int i = 0; i < kScheduleSlots; ++i) {
       shared.full[i].init(1);
-      shared.empty[i].init(kReaders);
+      shared.empty[i].init(readers);
     }
   }
 

@@ -9,15 +9,16 @@
 
 namespace convt3d::sm90 {
 
-template <class T, bool kChannelsLast, class Tail>
-cudaError_t launch_kernel(KernelParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream) {
-  auto const function = kernel<T, kChannelsLast, Tail>;
+/// On `ctas` CTAs, as the programmatic dependent of the pre-kernel.
+template <class Params>
+cudaError_t launch_persistent(void (*function)(Params), int threads, Params const& k, size_t shared_bytes, int ctas,
+                              cudaStream_t stream) {
   cudaError_t const error =
       cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(Kernel<T, kChannelsLast, Tail>::kThreads);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   cudaLaunchAttribute attribute{};
@@ -26,6 +27,12 @@ cudaError_t launch_kernel(KernelParams const& k, size_t shared_bytes, int ctas, 
   config.attrs = &attribute;
   config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, function, k);
+}
+
+template <class T, bool kChannelsLast, class Tail>
+cudaError_t launch_kernel(KernelParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream) {
+  return launch_persistent(kernel<T, kChannelsLast, Tail>, Kernel<T, kChannelsLast, Tail>::kThreads, k, shared_bytes,
+                           ctas, stream);
 }
 
 /// The activations worth a kernel of their own, and one kernel for all others.

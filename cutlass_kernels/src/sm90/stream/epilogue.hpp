@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// add and y of the streaming kernel: the same ring of 8 KB units as in the resident one, with other boxes (every second
+// output row) and other places of the accumulators.
+#pragma once
+
+#include "sm90/collective_epilogue.hpp"
+#include "sm90/stream/tile.hpp"
+
+namespace convt3d::sm90::stream {
+
+template <class T, bool kChannelsLast, class Tail>
+struct StreamEpilogue {
+  using Resident = CollectiveEpilogue<T, kChannelsLast, Tail>;
+  using SharedStorage = typename Resident::SharedStorage;
+  using UnitBox = typename Resident::UnitBox;
+  using Params = EpilogueParams;
+  static constexpr int kVector = Element<T>::kVector;
+  static constexpr int kUnits = units_per_warp(sizeof(T));  // of a warp and tile
+  static constexpr int kTileUnits = kUnits * kGroups * 4;   // in the order group, unit, warp
+  static constexpr int kCopies = kChannelsLast ? 1 : 2;     // boxes of a unit
+  static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
+  static constexpr int kBatch = Tail::kLarge ? 2 : 4;
+
+  CUTLASS_DEVICE static void init(SharedStorage& shared) {
+    Resident::init(shared);
+    shared.stored.init(kStoreWarps);
+  }
+
+  // ---- load warp and store warps (one thread each) ------------------------------------------------------------
+
+  /// NCDHW: a is W, b is H / (2 stride). NDHWC: a is W, b is H / stride. `unused` are the maps of the boxes.
+  CUTLASS_DEVICE static UnitBox unit_box(StreamParams const& params, Item const& it, int unit) {
+    Params const& p = params.epilogue;
+    int const warp = unit % 4;
+    int const sub = unit / 4 % kUnits;
+    int const group = unit / 4 / kUnits;
+    UnitBox box;
+    box.a = it.w * 2 * kTileW;
+    box.b = it.h * (kChannelsLast ? kTileH : kTileH / 2);
+    box.c = it.channel + warp * 16;
+    if constexpr (kChannelsLast) {
+      box.a += sub * (2 * kTileW / kUnits);
+    } else {
+      box.c += sub * kChannelsOfUnit;
+    }
+    int const residue_d = it.cls / params.stride_h;
+    box.d = params.stride_d * (it.d + group) + residue_d;
+    box.n = it.n;
+    box.store = box.c < p.out_channels && box.d < p.out_depth ? Resident::kStore : Resident::kSkip;
+    box.unused[0] = it.cls - residue_d * params.stride_h;
+    box.unused[1] = box.unused[0] + params.stride_h;
+    return box;
+  }
+
+  CUTLASS_DEVICE static void load_unit(Params const& p, TransactionBarrier& full, unsigned char* unit,
+                                       UnitBox const& box) {
+    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    full.arrive_and_expect_tx(kUnitBytes);
+    for (int i = 0; i < kCopies; ++i) {
+      CUtensorMap const* map = &p.add_map[box.unused[i]];
+      unsigned char* const part = unit + i * (kUnitBytes / kCopies);
+      auto* const barrier = reinterpret_cast<uint64_t*>(&full);
+      if constexpr (kChannelsLast) {
+        cute::SM90_TMA_LOAD_5D::copy(map, barrier, kHint, part, box.c, box.b, box.a, box.d, box.n);
+      } else {
+        cute::SM90_TMA_LOAD_5D::copy(map, barrier, kHint, part, box.a, box.b, box.c, box.d, box.n);
+      }
+    }
+  }
+
+  CUTLASS_DEVICE static void store_unit(Params const& p, unsigned char* unit, UnitBox const& box) {
+    for (int i = 0; i < kCopies; ++i) {
+      CUtensorMap const* map = &p.y_map[box.unused[i]];
+      unsigned char* const part = unit + i * (kUnitBytes / kCopies);
+      if constexpr (kChannelsLast) {
+        cute::SM90_TMA_STORE_5D::copy(map, part, box.c, box.b, box.a, box.d, box.n);
+      } else {
+        cute::SM90_TMA_STORE_5D::copy(map, part, box.a, box.b, box.c, box.d, box.n);
+      }
+    }
+    cute::tma_store_arrive();
+  }
+
+  /// The load thread: claims items and brings in their units of add, ahead of the consumers by the ring.
+  CUTLASS_DEVICE static void load(StreamParams const& params, TileScheduler::Producer& scheduler, SharedStorage& shared,
+                                  unsigned char* ring) {
+    Params const& p = params.epilogue;
+    RingState slot;
+    int issued = 0;
+    for (;;) {
+      int const number = scheduler.start();
+      if (number == TileScheduler::kEnd) break;
+      Item const item = decode(params, number);
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int unit = 0; unit < kTileUnits; ++unit) {
+        if (unit == kTileUnits / 2) scheduler.publish();
+        UnitBox const box = unit_box(params, item, unit);
+        shared.free[slot.slot].wait(slot.phase ^ 1);
+        shared.box[slot.slot] = box;
+        if (p.add_mode == AddMode::kTile && box.store == Resident::kStore) {
+          load_unit(p, shared.full[slot.slot], ring + slot.slot * kUnitBytes, box);
+        } else {
+          shared.full[slot.slot].arrive();
+        }
+        Resident::publish_issued(shared, ++issued);
+        slot.advance(1, p.ring);
+      }
+    }
+    for (int i = 0; i < kStoreWarps; ++i) {
+      shared.free[slot.slot].wait(slot.phase ^ 1);
+      shared.box[slot.slot].store = Resident::kEnd;
+      shared.ready[slot.slot].arrive();
+      Resident::publish_issued(shared, ++issued);
+      slot.advance(1, p.ring);
+    }
+  }
+
+  CUTLASS_DEVICE static void store(Params const& p, SharedStorage& shared, unsigned char* ring, int which) {
+    RingState slot;
+    slot.advance(which, p.ring);
+    for (int index = which;; index += kStoreWarps) {
+      Resident::wait_until_issued(shared, index);
+      shared.ready[slot.slot].wait(slot.phase);
+      cutlass::arch::fence_view_async_shared();  // the consumers' stores, before the copy engine reads them
+      UnitBox const box = shared.box[slot.slot];
+      if (box.store == Resident::kEnd) break;
+      if (box.store == Resident::kStore) {
+        store_unit(p, ring + slot.slot * kUnitBytes, box);
+        cute::tma_store_wait<0>();
+      }
+      shared.free[slot.slot].arrive();
+      slot.advance(kStoreWarps, p.ring);
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    shared.stored.arrive();
+  }
+
+  // ---- consumer ----------------------------------------------------------------------------------------------
+
+  /// Bias, and what stands in for add where it is not loaded, of a thread's two channels.
+  struct Channels {
+    float bias[2];
+    uint32_t add[2];  // the value of a channel, in each element of a word
+  };
+
+  CUTLASS_DEVICE static Channels channels(Params const& p, Item const& it, int warp, int lane) {
+    Channels v{};
+    CUTLASS_PRAGMA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      int const c = it.channel + row_channel(kChannelsLast, warp % 4 * 16 + half * 8 + lane / 4);
+      if (c >= p.out_channels) continue;
+      if (p.has_bias) v.bias[half] = Resident::value(p.bias, c * p.bias_stride);
+      if (p.add_mode == AddMode::kPerChannel) {
+        uint32_t const bits =
+            Element<T>::bits(static_cast<T const*>(p.add)[it.n * p.add_stride[0] + c * p.add_stride[1]]);
+        v.add[half] = sizeof(T) == 2 ? bits | bits << 16 : bits;
+      }
+    }
+    return v;
+  }
+
+  /// Finishes unit `kSub` of a warp: unit += acc + bias, activation, in place.
+  template <int kSub>
+  CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, RingState slot,
+                                    int index, int lane, Channels const& channels, float const (&acc)[2][64]) {
+    Resident::wait_until_issued(shared, index);
+    shared.full[slot.slot].wait(slot.phase);
+    uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
+    if constexpr (kChannelsLast) {
+      update_ndhwc<kSub>(p, unit, lane, channels, acc);
+    } else {
+      update_ncdhw<kSub>(p, unit, lane, channels, acc);
+    }
+    __syncwarp();
+    if (lane == 0) shared.ready[slot.slot].arrive();
+  }
+
+  /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.
+  CUTLASS_DEVICE static constexpr int accumulator(int j, int half, int b) { return 4 * j + 2 * half + b; }
+
+  template <int kSub>
+  CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, Channels const& channels,
+                                          float const (&acc)[2][64]) {
+    constexpr int kRowBytes = 32 * sizeof(T);
+    constexpr int kPerRow = kRowBytes / 16 / kBatch;
+    uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
+    int const swizzle = (kRowBytes == 128 ? lane & 7 : (lane >> 1) & 3) << 4;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 2 * (2 / kUnits) * kPerRow; ++i) {
+      int const b = i / kPerRow % 2;
+      int const half = kUnits == 2 ? kSub : i / kPerRow / 2;
+      int const first = i % kPerRow * kBatch;
+      uint32_t const row = base + unit_row_ncdhw(sizeof(T), 0, half, b) * kRowBytes;
+      uint4 v[kBatch];
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < kBatch; ++k) {
+        uint32_t const flat = channels.add[half];
+        v[k] = p.add_mode == AddMode::kTile ? load_shared(row + (((first + k) << 4) ^ swizzle))
+                                            : make_uint4(flat, flat, flat, flat);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < kBatch; ++k) {
+        float f[kVector];
+        Element<T>::unpack(v[k], f);
+        CUTLASS_PRAGMA_UNROLL
+        for (int o = 0; o < kVector; ++o) {
+          int const ow = kVector * (first + k) + o;
+          f[o] = Resident::tail(p, acc[ow % 2][accumulator(ow / 2, half, b)] + channels.bias[half], f[o]);
+        }
+        store_shared(row + (((first + k) << 4) ^ swizzle), Element<T>::pack(f));
+      }
+    }
+  }
+
+  /// Two neighbouring channels of one output after the other: 8 bytes of fp32, 4 of 16-bit types.
+  template <int kSub>
+  CUTLASS_DEVICE static void update_ndhwc(Params const& p, uint32_t unit, int lane, Channels const& channels,
+                                          float const (&acc)[2][64]) {
+    constexpr int kRowBytes = 16 * sizeof(T);
+    int const byte = lane / 4 * 2 * static_cast<int>(sizeof(T));
+    // The swizzle takes address bits from the 128-byte line: bits 7 and 8 of fp32's 64-byte rows, 7 of 32-byte rows.
+    int const line = lane % 4 * 2 * kRowBytes >> 7;
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < 64 / kUnits; first += kBatch) {
+      uint2 v[kBatch];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        v[i] = make_uint2(channels.add[0], channels.add[1]);
+        if (p.add_mode == AddMode::kTile) v[i] = load_pair(pair_address(unit, first + i, line, byte, lane));
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        int const ow = (first + i) / 2;  // in the unit
+        int const b = (first + i) % 2;
+        int const j = ow / 2 + kSub * 8;
+        float f[2];
+        unpack_pair(v[i], f);
+        CUTLASS_PRAGMA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          f[half] = Resident::tail(p, acc[ow % 2][accumulator(j, half, b)] + channels.bias[half], f[half]);
+        }
+        store_pair(pair_address(unit, first + i, line, byte, lane), f);
+      }
+    }
+  }
+
+  /// Of output `index` / 2 and b = `index` mod 2.
+  CUTLASS_DEVICE static uint32_t pair_address(uint32_t unit, int index, int line, int byte, int lane) {
+    constexpr int kRowBytes = 16 * sizeof(T);
+    constexpr int kMask = kRowBytes / 16 - 1;
+    // Whole lines per output, so that its part of the swizzle is known at compile time; b does not reach the next line.
+    int const of_output = index / 2 * 8 * kRowBytes;
+    int const swizzle = ((of_output >> 7) + line) & kMask;
+    return unit + of_output + (lane % 4 * 2 + index % 2) * kRowBytes + (byte ^ (swizzle << 4));
+  }
+
+  CUTLASS_DEVICE static uint2 load_pair(uint32_t address) {
+    uint2 v{};
+    if constexpr (sizeof(T) == 4) {
+      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    } else {
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v.x) : "r"(address) : "memory");
+      v.y = v.x >> 16;
+    }
+    return v;
+  }
+
+  CUTLASS_DEVICE static void unpack_pair(uint2 const& v, float (&f)[2]) {
+    if constexpr (sizeof(T) == 4) {
+      f[0] = __uint_as_float(v.x);
+      f[1] = __uint_as_float(v.y);
+    } else {
+      f[0] = Element<T>::from_bits(v.x);
+      f[1] = Element<T>::from_bits(v.y);
+    }
+  }
+
+  CUTLASS_DEVICE static void store_pair(uint32_t address, float const (&f)[2]) {
+    if constexpr (sizeof(T) == 4) {
+      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "f"(f[0]), "f"(f[1]) : "memory");
+    } else {
+      uint32_t const both =
+          Element<T>::bits(Element<T>::from_float(f[0])) | Element<T>::bits(Element<T>::from_float(f[1])) << 16;
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(both) : "memory");
+    }
+  }
+};
+
+}  // namespace convt3d::sm90::stream

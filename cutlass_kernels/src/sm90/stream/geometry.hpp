@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Host mathematics of the streaming kernel: its split of the work, its weight pieces and its units. constexpr
+// throughout, tested on the CPU. Windows, slabs and swizzles are those of the resident kernel (sm90/geometry.hpp).
+//
+// A tile is 64 output channels of one (D, H) residue and both W parities, at 16 x 8 positions (W x H) of two
+// neighbouring D positions, one for each consumer group. Every product is of a live tap, and each weight piece that
+// comes in serves 256 positions, which is what the L2 cache can feed (the resident kernel's split would need twice
+// that).
+#pragma once
+
+#include "sm90/geometry.hpp"
+
+namespace convt3d::sm90::stream {
+
+constexpr int kTileChannels = 64;
+constexpr int kMaxClasses = 4;  // (D, H) residues; class = stride along H * D residue + H residue
+constexpr int kPieceBytes = 8192;
+constexpr int kMaxKernel = 5;
+constexpr int kMaxPieces = 2 * kMaxKernel * kMaxKernel;  // of a class, for one D delta and slab
+
+constexpr int floor_div(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b : -((b - 1 - a) / b)); }
+
+/// One dimension. Output o = stride * j + residue takes tap k from input i = j + delta, where k = residue + padding -
+/// stride * delta is a valid tap. `live` is the range of deltas of a residue.
+struct Axis {
+  int64_t kernel, padding;
+  int stride;
+
+  constexpr int tap(int residue, int delta) const { return static_cast<int>(residue + padding - stride * delta); }
+
+  constexpr Window live(int residue) const {
+    int const lo = -floor_div(kernel - 1 - padding - residue, stride);
+    int const hi = floor_div(residue + padding, stride);
+    return {lo, hi >= lo ? hi - lo + 1 : 0};
+  }
+};
+
+constexpr Axis axis(Problem const& p, int axis) {
+  return {p.kernel[axis], p.padding[axis], static_cast<int>(p.stride[axis])};
+}
+
+constexpr int class_total(Problem const& p) { return static_cast<int>(p.stride[0] * p.stride[1]); }
+
+// Along W a position is a pair of outputs 2 j + parity, whatever the stride. At stride 2 both read columns j + delta of
+// x; at stride 1 columns 2 j + parity + delta, so that neighbouring positions are two columns apart.
+
+/// Columns of x from one position to the next.
+constexpr int column_step(Problem const& p) { return p.stride[2] == 1 ? 2 : 1; }
+
+/// Columns of x that output parity `parity` reads, relative to a position's first.
+constexpr Window live_columns(Problem const& p, int parity) {
+  Axis const a = axis(p, 2);
+  if (a.stride == 2) return a.live(parity);
+  Window const w = a.live(0);
+  return {w.lo + parity, w.count};
+}
+
+constexpr int tap_of_column(Problem const& p, int parity, int column) {
+  Axis const a = axis(p, 2);
+  return a.stride == 2 ? a.tap(parity, column) : a.tap(0, column - parity);
+}
+
+/// What a tile reads around its positions: the union over residues.
+constexpr Window reach(Window const& a, Window const& b) {
+  int const lo = a.lo < b.lo ? a.lo : b.lo;
+  int const end = a.lo + a.count > b.lo + b.count ? a.lo + a.count : b.lo + b.count;
+  return {lo, end - lo};
+}
+constexpr Window rows_window(Problem const& p) {
+  Axis const a = axis(p, 1);
+  return reach(a.live(0), a.live(a.stride - 1));
+}
+constexpr Window columns_window(Problem const& p) { return reach(live_columns(p, 0), live_columns(p, 1)); }
+
+constexpr int channel_tiles(Problem const& p) { return ceil_div(p.out_channels, kTileChannels); }
+
+/// One weight piece: 64 output channels by the input channels of a slab, for one tap.
+struct Piece {
+  int delta[3];  // along W, the column
+  int parity_w;
+  int tap[3];
+};
+
+/// The pieces of one class for one slab and one D delta, in the order in which they are multiplied.
+struct Program {
+  Window depth, height, width[2];
+  // tap = first - step * delta along D and H, and along W for each parity.
+  int first[2], step[2], first_w[2], step_w;
+
+  CONVT3D_HOST_DEVICE constexpr int pieces() const { return height.count * (width[0].count + width[1].count); }
+
+  /// Piece `index` of D delta number `depth_index`.
+  CONVT3D_HOST_DEVICE constexpr Piece piece(int depth_index, int index) const {
+    int const per_row = width[0].count + width[1].count;
+    int const in_row = index % per_row;
+    int const parity = in_row >= width[0].count;
+    int const w = parity ? width[1].lo + in_row - width[0].count : width[0].lo + in_row;
+    int const d = depth.lo + depth_index;
+    int const h = height.lo + index / per_row;
+    return {{d, h, w}, parity, {first[0] - step[0] * d, first[1] - step[1] * h, first_w[parity] - step_w * w}};
+  }
+};
+
+constexpr Program program(Problem const& p, int cls) {
+  Axis const d = axis(p, 0), h = axis(p, 1);
+  int const residue[2] = {cls / h.stride, cls % h.stride};
+  return {d.live(residue[0]),
+          h.live(residue[1]),
+          {live_columns(p, 0), live_columns(p, 1)},
+          {d.tap(residue[0], 0), h.tap(residue[1], 0)},
+          {d.stride, h.stride},
+          {tap_of_column(p, 0, 0), tap_of_column(p, 1, 0)},
+          static_cast<int>(p.stride[2])};
+}
+
+/// Pieces of a class, for all slabs. In memory they follow each other as they are multiplied: slab, D delta, piece.
+constexpr int class_pieces(Problem const& p, int cls) {
+  Program const g = program(p, cls);
+  return slab_count(p) * g.depth.count * g.pieces();
+}
+
+/// Pieces of a channel tile: its classes, one after the other.
+constexpr int tile_pieces(Problem const& p) {
+  int sum = 0;
+  for (int cls = 0; cls < class_total(p); ++cls) sum += class_pieces(p, cls);
+  return sum;
+}
+
+/// Output channel, within the tile, of a piece's row. Rows r and r + 8 of a warp's 16 meet in one thread: for NDHWC
+/// they are neighbouring channels.
+CONVT3D_HOST_DEVICE constexpr int row_channel(bool channels_last, int row) {
+  int const warp = row / 16;
+  int const half = row / 8 % 2;
+  int const i = row % 8;
+  return warp * 16 + (channels_last ? 2 * i + half : 8 * half + i);
+}
+
+/// Bytes from the start of a piece to row `row`, byte `byte` of the slab's 128 bytes of channels.
+CONVT3D_HOST_DEVICE constexpr int piece_offset(int row, int byte) {
+  return row * 128 + ((byte / 16 ^ (row & 7)) << 4) + byte % 16;
+}
+
+/// Slab rows run along H in both formats, so that an operand of 128 positions is 16 groups of eight, `pitch` apart.
+constexpr Slab slab(Problem const& p) {
+  int const h = kTileH + rows_window(p).count - 1;
+  int const w = (kTileW - 1) * column_step(p) + columns_window(p).count;
+  return {h, w, ceil_div(h * w * 128, 1024) * 1024};
+}
+
+/// 16-byte units from the start of a slab to the operand of row and column deltas counted from the window's start.
+constexpr int operand_offset(Problem const& p, int h, int w) { return (w * slab(p).pitch + h) * (128 / 16); }
+
+// Units: 8 KB of what one warp computes, that is 16 channels of 8 output rows (those of the class's
+// H residue) x 32 outputs: two
+// units of fp32, one of 16-bit types.
+CONVT3D_HOST_DEVICE constexpr int units_per_warp(int element) { return element / 2; }
+
+/// NCDHW: rows along W of 32 outputs, ordered (b, channel, H position / 2), where b is the H position modulo 2: two
+/// boxes of 4 KB. Of fp32, a unit is the channels of one accumulator half.
+CONVT3D_HOST_DEVICE constexpr int unit_row_ncdhw(int element, int lane, int half, int b) {
+  return element == 4 ? b * 32 + lane : b * 64 + half * 32 + lane;
+}
+
+/// NDHWC: rows of 16 channels (64 bytes of fp32, 32 of 16-bit types), ordered (W, H position). Of fp32, a unit is half
+/// of the tile along W. `ow` counts from the unit's first output.
+CONVT3D_HOST_DEVICE constexpr int unit_row_ndhwc(int lane, int ow, int b) { return ow * 8 + lane % 4 * 2 + b; }
+
+struct Tiling {
+  int tiles[3];  // D (two pairs each), H, W
+  int64_t items;
+};
+
+constexpr Tiling tiling(Problem const& p) {
+  Size3 const out = output_size(p);
+  int const extent[3] = {kGroups * static_cast<int>(p.stride[0]), kTileH * static_cast<int>(p.stride[1]), 2 * kTileW};
+  Tiling t{};
+  t.items = p.batch * channel_tiles(p) * class_total(p);
+  for (int axis = 0; axis < 3; ++axis) {
+    t.tiles[axis] = ceil_div(out[axis], extent[axis]);
+    t.items *= t.tiles[axis];
+  }
+  return t;
+}
+
+}  // namespace convt3d::sm90::stream

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The streaming kernel, for problems whose weights do not fit beside everything else: persistent CTAs. Two consumer
+// warpgroups multiply and finish the outputs, one D pair each. Six warps feed them: one schedules and loads add, one
+// brings in weights, one x, and two store y.
+#pragma once
+
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "sm90/cold_path.hpp"
+#include "sm90/dependent_launch.hpp"
+#include "sm90/stream/epilogue.hpp"
+#include "sm90/stream/mainloop.hpp"
+
+namespace convt3d::sm90::stream {
+
+template <class T, bool kChannelsLast, class Tail>
+struct Kernel {
+  using Mainloop = StreamMainloop<T>;
+  using Epilogue = StreamEpilogue<T, kChannelsLast, Tail>;
+
+  static constexpr int kFeedingWarps = 8;  // two warpgroups, for setmaxnreg; three warps are idle
+  static constexpr int kThreads = kGroups * 128 + kFeedingWarps * 32;
+  static constexpr int kConsumerRegisters = 208;
+  static constexpr int kFeedingRegisters = 48;
+  static_assert(128 * kGroups * kConsumerRegisters + 32 * kFeedingWarps * kFeedingRegisters <= 65536);
+  static constexpr int kScheduleReaders = kGroups * 4 + 2;  // warps: consumers, weights, x
+
+  struct SharedStorage {
+    typename Mainloop::SharedStorage mainloop;
+    typename Epilogue::SharedStorage epilogue;
+    TileScheduler::SharedStorage scheduler;
+    int32_t nan_seen;  // among this CTA's sums
+  };
+
+  static_assert(sizeof(SharedStorage) <= kBarrierBytes, "config.hpp reserves too little");
+
+  CUTLASS_DEVICE static void run(StreamParams const& params) {
+    extern __shared__ unsigned char dynamic_smem[];
+    unsigned char* smem = dynamic_smem + ((1024 - (cute::cast_smem_ptr_to_uint(dynamic_smem) & 1023)) & 1023);
+    unsigned char* stages = smem;
+    unsigned char* slots = stages + params.x.stage_bytes * params.x.stages;
+    unsigned char* ring = slots + params.slots * kPieceBytes;
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ring + params.epilogue.ring * kUnitBytes);
+
+    int const thread = threadIdx.x;
+    int const warp = cutlass::canonical_warp_idx_sync();
+
+    if (thread == 0) {
+      Mainloop::init(shared.mainloop);
+      Epilogue::init(shared.epilogue);
+      TileScheduler::init(shared.scheduler, kScheduleReaders);
+      shared.nan_seen = 0;
+      cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+
+    if (warp >= kGroups * 4) {
+      cutlass::arch::warpgroup_reg_dealloc<kFeedingRegisters>();
+      int const role = warp - kGroups * 4;
+      bool const leader = cutlass::canonical_lane_idx() == 0;
+      wait_for_previous_kernel();  // prepared weights and x, and the zeroed counter
+      if (role == 0 && leader) {
+        TileScheduler::Producer scheduler(params.scheduler, shared.scheduler, blockIdx.x, gridDim.x);
+        Epilogue::load(params, scheduler, shared.epilogue, ring);
+      } else if (role == 1) {
+        Mainloop::load_pieces(params, shared.mainloop, shared.scheduler, slots);
+      } else if (role == 2) {
+        Mainloop::load_x(params, shared.mainloop, shared.scheduler, stages);
+      } else if (role < 3 + kStoreWarps && leader) {
+        Epilogue::store(params.epilogue, shared.epilogue, ring, role - 3);
+      }
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      consume(params, shared, stages, slots, ring, warp);
+    }
+  }
+
+  CUTLASS_DEVICE static void consume(StreamParams const& params, SharedStorage& shared, unsigned char* stages,
+                                     unsigned char* slots, unsigned char* ring, int warp) {
+    EpilogueParams const& e = params.epilogue;
+    int const lane = cutlass::canonical_lane_idx();
+    int const group = warp / 4;
+    using Resident = CollectiveMainloop<T, kChannelsLast>;
+    uint64_t const pieces = Resident::descriptor(slots, 8 * 128 / 16, cute::SM90::GMMA::LayoutType::B128);
+    // Groups of eight positions along H; from one to the next, a position along W.
+    int const step = params.tile_columns / kTileW * params.x.slab_pitch;
+    uint64_t const positions =
+        Resident::descriptor(stages, static_cast<uint32_t>(step) * (128 / 16), cute::SM90::GMMA::LayoutType::B128);
+
+    TileScheduler::Consumer scheduler{shared.scheduler, {}};
+    typename Mainloop::Position at;
+    RingState unit;
+    int index = group * Epilogue::kUnits * 4 + warp % 4;  // of this warp's unit, counted from the start
+    advance(unit, index, e.ring);
+
+    bool nan_seen = false;
+
+    for (;;) {
+      int const number = scheduler.fetch();
+      if (number == TileScheduler::kEnd) break;
+      Item const item = decode(params, number);
+      typename Mainloop::Accumulators acc;
+      Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc);
+      nan_seen = nan_seen || Mainloop::holds_nan(acc);
+      typename Epilogue::Channels const channels = Epilogue::channels(e, item, warp, lane);
+      Epilogue::template update<0>(e, shared.epilogue, ring, unit, index, lane, channels, acc);
+      if constexpr (Epilogue::kUnits == 2) {
+        RingState second = unit;
+        second.advance(4, e.ring);
+        Epilogue::template update<1>(e, shared.epilogue, ring, second, index + 4, lane, channels, acc);
+      }
+      advance(unit, Epilogue::kTileUnits, e.ring);
+      index += Epilogue::kTileUnits;
+    }
+
+    // Cold path, after every store of this CTA has reached memory. Outside x and past the last channel the tensor cores
+    // multiply zeros, and inf * 0 is nan.
+    if (nan_seen) *static_cast<int32_t volatile*>(&shared.nan_seen) = 1;
+    cutlass::arch::NamedBarrier::sync(kGroups * 128, 0);
+    if (*static_cast<int32_t volatile*>(&shared.nan_seen) != 0) {
+      shared.epilogue.stored.wait(0);
+      asm volatile("fence.proxy.async;" ::: "memory");
+      recompute(params, threadIdx.x);
+    }
+  }
+
+  /// Steps of at most four, since one must not pass the ring.
+  CUTLASS_DEVICE static void advance(RingState& unit, int step, int ring) {
+    for (; step > 4; step -= 4) unit.advance(4, ring);
+    unit.advance(step, ring);
+  }
+
+  /// Every nan among the outputs of this CTA's items, by the definition (cold_path.hpp).
+  __device__ __noinline__ static void recompute(StreamParams const& params, int thread) {
+    int32_t const volatile* owners = params.scheduler.owners;
+    for (int number = 0; number < params.scheduler.runs; ++number) {
+      if (owners[number] != 1 + static_cast<int>(blockIdx.x)) continue;
+      Item const item = decode(params, number);
+      int const outputs = kGroups * kTileChannels * kTileH * 2 * kTileW;
+      for (int i = thread; i < outputs; i += kGroups * 128) {
+        int rest = i;
+        int const ow = item.w * 2 * kTileW + rest % (2 * kTileW);
+        rest /= 2 * kTileW;
+        int const oh = params.stride_h * (item.h * kTileH + rest % kTileH) + item.cls % params.stride_h;
+        rest /= kTileH;
+        int const c = item.channel + rest % kTileChannels;
+        int const od = params.stride_d * (item.d + rest / kTileChannels) + item.cls / params.stride_h;
+        recompute_output<T>(params.x, params.epilogue, params.cold, item.n, c, od, oh, ow);
+      }
+    }
+  }
+};
+
+template <class T, bool kChannelsLast, class Tail>
+__global__ void __launch_bounds__(Kernel<T, kChannelsLast, Tail>::kThreads, 1)
+    kernel(__grid_constant__ StreamParams const params) {
+  Kernel<T, kChannelsLast, Tail>::run(params);
+}
+
+}  // namespace convt3d::sm90::stream

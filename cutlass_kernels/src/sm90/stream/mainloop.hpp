@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// x, weights and the multiply of the streaming kernel. Both operands come through rings, in wgmma's layout and without
+// passing through registers: slabs of x as boxes of a channels-last tensor (x itself where it is one of a 16-bit type,
+// otherwise a prepared copy), and weight pieces out of the prepared images. The two consumer groups multiply the same
+// pieces, each at its own D pair.
+#pragma once
+
+#include <utility>
+
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "sm90/collective_mainloop.hpp"
+#include "sm90/stream/tile.hpp"
+
+namespace convt3d::sm90::stream {
+
+template <class T>
+struct StreamMainloop {
+  static constexpr int kRegisters = 64;
+  using Atom = mma_atom::Of<T, false>;        // 64 output channels by 128 positions
+  using Accumulators = float[2][kRegisters];  // W parity
+
+  struct SharedStorage {
+    TransactionBarrier full[kMaxStages];  // slabs
+    Barrier empty[kMaxStages];
+    TransactionBarrier piece_full[kMaxSlots];
+    Barrier piece_empty[kMaxSlots];
+  };
+
+  CUTLASS_DEVICE static void init(SharedStorage& shared) {
+    for (int i = 0; i < kMaxStages; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(kGroups * 4);
+    }
+    for (int i = 0; i < kMaxSlots; ++i) {
+      shared.piece_full[i].init(1);
+      shared.piece_empty[i].init(kGroups * 4);
+    }
+  }
+
+  /// The x warp: slab by slab, the planes of a tile.
+  CUTLASS_DEVICE static void load_x(StreamParams const& p, SharedStorage& shared,
+                                    TileScheduler::SharedStorage& schedule, unsigned char* stages) {
+    // x is read by every class and by neighbouring tiles; add and y stream past it in L2.
+    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+    TileScheduler::Consumer scheduler{schedule, {}};
+    RingState stage;
+    bool const leader = cutlass::canonical_lane_idx() == 0;
+    for (;;) {
+      int const number = scheduler.fetch();
+      if (number == TileScheduler::kEnd) break;
+      Item const item = decode(p, number);
+      DeviceClass const& cls = p.cls[item.cls];
+      int const first = item.d + cls.depth_lo;
+      int const planes = cls.depth_count + kGroups - 1;
+      if (leader) {
+        for (int slab = 0; slab < p.x.slabs; ++slab) {
+          for (int plane = 0; plane < planes; ++plane) {
+            shared.empty[stage.slot].wait(stage.phase ^ 1);
+            shared.full[stage.slot].arrive_and_expect_tx(p.box_bytes);
+            cute::SM90_TMA_LOAD_5D::copy(&p.x_map, reinterpret_cast<uint64_t*>(&shared.full[stage.slot]), kHint,
+                                         stages + stage.slot * p.x.stage_bytes,
+                                         slab * (128 / static_cast<int>(sizeof(T))), item.h * kTileH + p.x.window_lo[1],
+                                         item.w * p.tile_columns + p.x.window_lo[2], first + plane, item.n);
+            stage.advance(1, p.x.stages);
+          }
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  /// The weight warp.
+  CUTLASS_DEVICE static void load_pieces(StreamParams const& p, SharedStorage& shared,
+                                         TileScheduler::SharedStorage& schedule, unsigned char* slots) {
+    TileScheduler::Consumer scheduler{schedule, {}};
+    RingState slot;
+    bool const leader = cutlass::canonical_lane_idx() == 0;
+    for (;;) {
+      int const number = scheduler.fetch();
+      if (number == TileScheduler::kEnd) break;
+      Item const item = decode(p, number);
+      DeviceClass const& cls = p.cls[item.cls];
+      int const count = p.x.slabs * cls.depth_count * cls.height_count * (cls.width_count[0] + cls.width_count[1]);
+      unsigned char const* from =
+          p.pieces +
+          (static_cast<int64_t>(item.channel / kTileChannels) * p.tile_pieces + cls.first_piece) * kPieceBytes;
+      if (leader) {
+        for (int i = 0; i < count; ++i) {
+          shared.piece_empty[slot.slot].wait(slot.phase ^ 1);
+          shared.piece_full[slot.slot].arrive_and_expect_tx(kPieceBytes);
+          cute::SM90_BULK_COPY_G2S::copy(from, reinterpret_cast<uint64_t*>(&shared.piece_full[slot.slot]),
+                                         slots + slot.slot * kPieceBytes, kPieceBytes);
+          from += kPieceBytes;
+          slot.advance(1, p.slots);
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  // ---- consumer ----------------------------------------------------------------------------------------------
+
+  /// Where a consumer warp stands in both rings.
+  struct Position {
+    RingState stage, slot;
+  };
+
+  /// Passes by a slab that a group does not multiply. It waits like the other one, in order: a phase that it never saw
+  /// could pass for the one after next.
+  CUTLASS_DEVICE static void pass(StreamParams const& p, SharedStorage& shared, RingState& stage, int lane) {
+    shared.full[stage.slot].wait(stage.phase);
+    __syncwarp();
+    if (lane == 0) shared.empty[stage.slot].arrive();
+    stage.advance(1, p.x.stages);
+  }
+
+  CUTLASS_DEVICE static void fence(float (&acc)[kRegisters]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRegisters; ++i) cute::warpgroup_fence_operand(acc[i]);
+  }
+
+  /// acc = the tile's sums for consumer group `group`.
+  CUTLASS_DEVICE static void mma(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared, uint64_t pieces,
+                                 uint64_t positions, Position& at, int group, int lane, Accumulators& acc) {
+    uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
+    int used_slot = -1, used_stage = -1;  // to be handed back once the batch after it is under way
+    bool accumulate[2] = {false, false};
+
+    auto hand_back = [&] {
+      if (lane == 0) {
+        if (used_slot >= 0) shared.piece_empty[used_slot].arrive();
+        if (used_stage >= 0) shared.empty[used_stage].arrive();
+      }
+      used_stage = -1;
+    };
+    auto multiply = [&](float(&sums)[kRegisters], bool& started, uint64_t x) {
+      shared.piece_full[at.slot.slot].wait(at.slot.phase);
+      cute::warpgroup_arrive();
+      uint64_t const w = pieces + static_cast<uint32_t>(at.slot.slot) * (kPieceBytes >> 4);
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        fma(w + 2 * k, x + 2 * k, sums, started || k > 0, std::make_index_sequence<kRegisters>{});
+      }
+      started = true;
+      cute::warpgroup_commit_batch();
+      if (used_slot >= 0) cute::warpgroup_wait<1>();
+      hand_back();
+      used_slot = at.slot.slot;
+      at.slot.advance(1, p.slots);
+    };
+
+    fence(acc[0]);
+    fence(acc[1]);
+    for (int slab = 0; slab < p.x.slabs; ++slab) {
+      // Planes of the slab: the first is group 0's alone, the last one group 1's.
+      if (group == 1) pass(p, shared, at.stage, lane);
+      for (int d = 0; d < cls.depth_count; ++d) {
+        shared.full[at.stage.slot].wait(at.stage.phase);
+        uint64_t const x = positions + at.stage.slot * stage_units;
+        int piece = 0;
+        for (int h = 0; h < cls.height_count; ++h) {
+          for (int w = 0; w < cls.width_count[0]; ++w, ++piece) {
+            multiply(acc[0], accumulate[0], x + static_cast<uint32_t>(cls.operand_offset[piece]));
+          }
+          for (int w = 0; w < cls.width_count[1]; ++w, ++piece) {
+            multiply(acc[1], accumulate[1], x + static_cast<uint32_t>(cls.operand_offset[piece]));
+          }
+        }
+        used_stage = at.stage.slot;
+        at.stage.advance(1, p.x.stages);
+      }
+      if (group == 0) pass(p, shared, at.stage, lane);
+    }
+    cute::warpgroup_wait<0>();
+    hand_back();
+    fence(acc[0]);
+    fence(acc[1]);
+  }
+
+  /// Whether a sum is nan (or infinite, which does no harm: y decides in the end).
+  CUTLASS_DEVICE static bool holds_nan(Accumulators const& acc) {
+    float any = 0.f;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 2 * kRegisters; ++i) any = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, any);
+    return any != 0.f;
+  }
+
+ private:
+  template <size_t... I>
+  CUTLASS_DEVICE static void fma(uint64_t a, uint64_t b, float (&acc)[kRegisters], bool accumulate,
+                                 std::index_sequence<I...>) {
+    Atom::fma(a, b, acc[I]..., accumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
+  }
+};
+
+}  // namespace convt3d::sm90::stream

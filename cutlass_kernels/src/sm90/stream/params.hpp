@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the host hands to the streaming kernel.
+#pragma once
+
+#include "prepare/prepare.hpp"
+#include "sm90/launch.hpp"
+#include "sm90/stream/config.hpp"
+
+namespace convt3d::sm90::stream {
+
+/// A class as the device reads it.
+struct DeviceClass {
+  int32_t first_piece;  // in the channel tile
+  int32_t depth_lo, depth_count, height_count, width_count[2];
+  int32_t operand_offset[kMaxPieces];  // of each piece of a slab, in 16-byte units
+};
+
+struct StreamParams {
+  CUtensorMap x_map;  // over (C, H, W, D, N); boxes are slabs
+  MainloopParams x;   // x itself, for the cold path, and its slabs
+  int32_t box_bytes;
+  EpilogueParams epilogue;
+  SchedulerParams scheduler;  // one class; runs are items
+  ColdParams cold;
+  unsigned char const* pieces;
+  int32_t tile_pieces;
+  int32_t slots;
+  int32_t stride_d, stride_h, classes;
+  int32_t tile_columns;  // of x, from one tile along W to the next
+  DeviceClass cls[kMaxClasses];
+  cutlass::FastDivmod divide_classes, divide_channels, divide_tiles_d, divide_tiles_h, divide_tiles_w;
+};
+
+/// One tile.
+struct Item {
+  int cls, channel, n, d, h, w;  // first output channel; tiles along H and W; D position of the first consumer group
+};
+
+/// What the pre-kernel does with x beside the weights.
+enum class XPass : int32_t { kNone, kTurn, kCopy };
+
+constexpr int kCopiesPerThread = 4;
+
+struct PieceParams {
+  Program program[kMaxClasses];
+  int32_t first_piece[kMaxClasses], classes;
+  void const* weight;
+  int64_t weight_stride[5];
+  int32_t in_channels, out_channels, slabs;
+  int32_t channels_last;
+  int32_t channel_tiles, tile_pieces;
+  unsigned char* pieces;
+  int32_t* counter;
+  int32_t* owners;
+  int64_t owner_count;
+  int32_t piece_ctas;
+  // x: packed voxels, W fastest, or packed channels last.
+  XPass x_pass;
+  int32_t x_channels;  // of the copy
+  void const* x;
+  void* x_out;
+  int64_t x_sample_stride, x_channel_stride, voxels, voxel_tiles;  // of 128, per sample
+  int64_t x_vectors;                                               // of 16 bytes
+  int64_t x_blocks;
+};
+
+/// Fills the parameters of both kernels, and of the general pre-pass of x for what the pre-kernel does not take
+/// (otherwise `x.x_out` is null).
+bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem const& p, Config const& c,
+                 convt3d_tensors const& t);
+cudaError_t prepare_pieces(PieceParams const& params, convt3d_dtype dtype, cudaStream_t stream);
+
+using Launch = cudaError_t(StreamParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream);
+Launch launch_ncdhw_tf32, launch_ncdhw_f16, launch_ncdhw_bf16;
+Launch launch_ndhwc_tf32, launch_ndhwc_f16, launch_ndhwc_bf16;
+
+}  // namespace convt3d::sm90::stream

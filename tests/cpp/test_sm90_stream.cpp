@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The streaming kernel's host mathematics: an emulation of one tile on the CPU (shared memory, wgmma's reading of
+// swizzled operands, its accumulator layout, the copy engine's boxes) against a gather by the definition.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cases.hpp"
+#include "sm90/stream/config.hpp"
+
+namespace convt3d::sm90::stream {
+namespace {
+
+Problem make(int in, int out, std::vector<int> size, std::vector<int> kernel, std::vector<int> padding,
+             std::vector<int> output_padding, convt3d_dtype dtype = CONVT3D_F32, bool channels_last = false,
+             std::vector<int> stride = {2, 2, 2}) {
+  Problem p = test::cubic_problem(2, in, out, 1, 2, 2, 0, 0);
+  for (int i = 0; i < 3; ++i) {
+    p.in_size[i] = size[i];
+    p.kernel[i] = kernel[i];
+    p.stride[i] = stride[i];
+    p.padding[i] = padding[i];
+    p.output_padding[i] = output_padding[i];
+  }
+  p.dtype = dtype;
+  test::pack(p, channels_last ? test::Layout::kNdhwc : test::Layout::kNcdhw);
+  return p;
+}
+
+TEST(Sm90Stream, EveryTapIsOnePieceForEachOutputThatItReaches) {
+  for (int strides = 0; strides < 8; ++strides) {
+    std::vector<int> const stride{1 + strides / 4, 1 + strides / 2 % 2, 1 + strides % 2};
+    for (int k = 2; k <= kMaxKernel; ++k) {
+      for (int padding = 0; padding <= 6; ++padding) {
+        Problem const p =
+            make(32, 64, {9, 9, 9}, {k, k, k}, {padding, padding, padding}, {0, 0, 0}, CONVT3D_F32, false, stride);
+        std::map<int, int> seen;
+        for (int cls = 0; cls < class_total(p); ++cls) {
+          Program const g = program(p, cls);
+          ASSERT_LE(g.pieces(), kMaxPieces);
+          ASSERT_GE(g.depth.count, 1);
+          for (int d = 0; d < g.depth.count; ++d) {
+            for (int i = 0; i < g.pieces(); ++i) {
+              Piece const piece = g.piece(d, i);
+              // Output residue + stride * j and tap meet at input j + delta; along W, j is the even output of a pair.
+              int const residue[3] = {cls / stride[1], cls % stride[1], piece.parity_w};
+              int const step[3] = {stride[0], stride[1], 2};
+              int tap = 0;
+              for (int axis = 0; axis < 3; ++axis) {
+                int const t = piece.tap[axis];
+                ASSERT_GE(t, 0);
+                ASSERT_LT(t, k);
+                int const columns = axis == 2 ? column_step(p) : 1;
+                int const j = 7;
+                ASSERT_EQ(residue[axis] + step[axis] * j + padding - t,
+                          stride[axis] * (columns * j + piece.delta[axis]));
+                tap = tap * k + t;
+              }
+              ++seen[tap];
+            }
+          }
+        }
+        EXPECT_EQ(static_cast<int>(seen.size()), k * k * k);
+        // At stride 1 along W, both outputs of a pair take every tap.
+        for (auto const& [tap, count] : seen) EXPECT_EQ(count, column_step(p)) << tap;
+        EXPECT_EQ(tile_pieces(p), k * k * k * slab_count(p) * column_step(p));
+      }
+    }
+  }
+}
+
+TEST(Sm90Stream, RowsAreEveryChannelOnce) {
+  for (bool last : {false, true}) {
+    std::vector<int> seen(kTileChannels);
+    for (int row = 0; row < kTileChannels; ++row) ++seen.at(row_channel(last, row));
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), kTileChannels);
+  }
+}
+
+int swizzled(int address, int width) { return address ^ (((address >> 7) & (width / 16 - 1)) << 4); }
+
+/// One consumer group's part of a tile, in exact integers.
+class Tile {
+ public:
+  Tile(Problem const& p, int channel_tile, int d, int h, int w)
+      : p_(p), f_(form(p)), slab_(slab(p)), channel_(channel_tile * kTileChannels), d_(d), h_(h), w_(w) {}
+
+  void expect_outputs(int cls, int group) const {
+    Program const g = program(p_, cls);
+    int const per_slab = 128 / f_.element;
+    Sums sum(2, std::vector<std::vector<int>>(kTileChannels, std::vector<int>(128)));
+    for (int s = 0; s < slab_count(p_); ++s) {
+      for (int d = 0; d < g.depth.count; ++d) {
+        std::vector<int> const stage = make_slab(d_ + group + g.depth.lo + d, s * per_slab);
+        for (int i = 0; i < g.pieces(); ++i) {
+          Piece const piece = g.piece(d, i);
+          int const view =
+              operand_offset(p_, piece.delta[1] - rows_window(p_).lo, piece.delta[2] - columns_window(p_).lo) * 16;
+          multiply(stage, make_piece(piece, s * per_slab), view, sum[piece.parity_w]);
+        }
+      }
+    }
+    for (int warp = 0; warp < 4; ++warp) {
+      for (int sub = 0; sub < units_per_warp(f_.element); ++sub) expect_unit(sum, cls, group, warp, sub);
+    }
+  }
+
+ private:
+  using Sums = std::vector<std::vector<std::vector<int>>>;
+
+  static int x(int64_t c, int64_t d, int64_t h, int64_t w) {
+    return static_cast<int>((c * 7 + d * 5 + h * 3 + w * 11) % 13) - 6;
+  }
+  static int weight(int64_t i, int64_t o, int64_t a, int64_t b, int64_t c) {
+    return static_cast<int>((i * 3 + o * 5 + a * 7 + b * 11 + c * 2) % 9) - 4;
+  }
+
+  std::vector<int> make_slab(int d, int first) const {
+    std::vector<int> stage(slab_.bytes / f_.element);
+    Window const wh = rows_window(p_);
+    Window const ww = columns_window(p_);
+    for (int i = 0; i < slab_.pitch; ++i) {
+      for (int j = 0; j < slab_.columns; ++j) {
+        int const h = h_ * kTileH + wh.lo + i;
+        int const w = w_ * kTileW * column_step(p_) + ww.lo + j;
+        bool const inside = d >= 0 && d < p_.in_size[0] && h >= 0 && h < p_.in_size[1] && w >= 0 && w < p_.in_size[2];
+        for (int c = 0; inside && c < 128 / f_.element && first + c < p_.in_channels; ++c) {
+          int const at = slab_offset(j * slab_.pitch + i, c / f_.vector()) + c % f_.vector() * f_.element;
+          stage.at(at / f_.element) = x(first + c, d, h, w);
+        }
+      }
+    }
+    return stage;
+  }
+
+  std::vector<int> make_piece(Piece const& piece, int first) const {
+    std::vector<int> image(kPieceBytes / f_.element);
+    for (int row = 0; row < kTileChannels; ++row) {
+      int const o = channel_ + row_channel(f_.channels_last, row);
+      for (int k = 0; k < 128 / f_.element && o < p_.out_channels && first + k < p_.in_channels; ++k) {
+        image.at(piece_offset(row, k * f_.element) / f_.element) =
+            weight(first + k, o, piece.tap[0], piece.tap[1], piece.tap[2]);
+      }
+    }
+    return image;
+  }
+
+  void multiply(std::vector<int> const& stage, std::vector<int> const& image, int view,
+                std::vector<std::vector<int>>& sum) const {
+    for (int row = 0; row < kTileChannels; ++row) {
+      for (int k = 0; k < 128; k += f_.element) {
+        int const value = image.at(swizzled(row * 128 + k, 128) / f_.element);
+        for (int n = 0; n < 128 && value != 0; ++n) {
+          int const at = view + n / 8 * slab_.pitch * column_step(p_) * 128 + n % 8 * 128;
+          sum[row][n] += value * stage.at(swizzled(at + k, 128) / f_.element);
+        }
+      }
+    }
+  }
+
+  void expect_unit(Sums const& sum, int cls, int group, int warp, int sub) const {
+    constexpr int kUnset = -1000000;
+    bool const last = f_.channels_last;
+    int const units = units_per_warp(f_.element);
+    int const width = last ? 16 * f_.element : 32 * f_.element;
+    int const outputs_w = last ? 2 * kTileW / units : 2 * kTileW;
+    int const channels = last ? 16 : 16 / units;
+    std::vector<int> unit(kUnitBytes / f_.element, kUnset);
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int parity = 0; parity < 2; ++parity) {
+        for (int i = 0; i < 64; ++i) {
+          // Register i: row lane / 4 + 8 half of the warp's 16, column 8 j + 2 (lane % 4) + b.
+          int const j = i / 4, half = i / 2 % 2, b = i % 2;
+          int const value = sum[parity][warp * 16 + lane / 4 + 8 * half][8 * j + lane % 4 * 2 + b];
+          int ow = 2 * j + parity;
+          int byte = 0, row = 0;
+          if (last) {
+            if (ow / outputs_w != sub) continue;
+            ow -= sub * outputs_w;
+            row = unit_row_ndhwc(lane, ow, b);
+            byte = (lane / 4 * 2 + half) * f_.element;
+          } else {
+            if (units == 2 && half != sub) continue;
+            row = unit_row_ncdhw(f_.element, lane, half, b);
+            byte = ow * f_.element;
+          }
+          int const at = swizzled(row * width + byte, width) / f_.element;
+          ASSERT_EQ(unit.at(at), kUnset) << "written twice";
+          unit.at(at) = value;
+        }
+      }
+    }
+    // The boxes, innermost first: NCDHW (W, H / (2 stride), C) for each b, NDHWC (C, H / stride, W).
+    int const inner = width / f_.element;
+    int const stride_h = static_cast<int>(p_.stride[1]);
+    for (int index = 0; index < kUnitBytes / f_.element; ++index) {
+      int const rest = index / inner;
+      int c, oh, ow;
+      if (last) {
+        c = index % inner;
+        oh = stride_h * (rest % 8) + cls % stride_h;
+        ow = sub * outputs_w + rest / 8;
+      } else {
+        ow = index % inner;
+        c = sub * channels + rest / 4 % channels;
+        oh = stride_h * (2 * (rest % 4) + rest / 4 / channels) + cls % stride_h;
+      }
+      c += channel_ + warp * 16;
+      if (c >= p_.out_channels) continue;
+      oh += h_ * stride_h * kTileH;
+      ow += w_ * 2 * kTileW;
+      int const od = static_cast<int>(p_.stride[0]) * (d_ + group) + cls / stride_h;
+      ASSERT_EQ(unit.at(swizzled(index * f_.element, width) / f_.element), gather(c, od, oh, ow))
+          << "channel " << c << " od " << od << " oh " << oh << " ow " << ow;
+    }
+  }
+
+  int gather(int c, int od, int oh, int ow) const {
+    int sum = 0;
+    int const o[3] = {od, oh, ow};
+    for (int a = 0; a < p_.kernel[0]; ++a) {
+      for (int b = 0; b < p_.kernel[1]; ++b) {
+        for (int e = 0; e < p_.kernel[2]; ++e) {
+          int const tap[3] = {a, b, e};
+          int64_t i[3];
+          bool live = true;
+          for (int axis = 0; axis < 3; ++axis) {
+            int64_t const v = o[axis] + p_.padding[axis] - tap[axis];
+            i[axis] = v / p_.stride[axis];
+            live = live && v >= 0 && v % p_.stride[axis] == 0 && i[axis] < p_.in_size[axis];
+          }
+          for (int k = 0; live && k < p_.in_channels; ++k) sum += x(k, i[0], i[1], i[2]) * weight(k, c, a, b, e);
+        }
+      }
+    }
+    return sum;
+  }
+
+  Problem p_;
+  Form f_;
+  Slab slab_;
+  int channel_, d_, h_, w_;
+};
+
+TEST(Sm90Stream, ATileEqualsTheDefinition) {
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
+    for (bool last : {false, true}) {
+      Problem const cases[] = {
+          make(40, 72, {3, 9, 18}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last),
+          make(8, 16, {2, 9, 20}, {2, 4, 5}, {0, 1, 2}, {0, 0, 0}, dtype, last),
+          make(72, 24, {4, 9, 18}, {4, 2, 3}, {3, 1, 0}, {1, 0, 0}, dtype, last),
+          make(40, 48, {3, 9, 34}, {3, 3, 1}, {1, 1, 0}, {1, 1, 0}, dtype, last, {2, 2, 1}),
+          make(8, 16, {3, 9, 18}, {1, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, last, {1, 2, 2}),
+          make(8, 16, {3, 17, 36}, {3, 4, 3}, {1, 2, 1}, {0, 0, 0}, dtype, last, {2, 1, 1}),
+      };
+      for (Problem const& p : cases) {
+        SCOPED_TRACE(std::string(last ? "NDHWC" : "NCDHW") + (dtype == CONVT3D_F32 ? " fp32, Cin " : " fp16, Cin ") +
+                     std::to_string(p.in_channels));
+        for (int cls = 0; cls < class_total(p); ++cls) {
+          Tile(p, channel_tiles(p) - 1, 0, 0, 0).expect_outputs(cls, cls % 2);
+          Tile(p, 0, 2, 1, 1).expect_outputs(cls, 1 - cls % 2);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm90Stream, EverythingFitsIntoSharedMemory) {
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_BF16}) {
+    for (bool last : {false, true}) {
+      for (int k = 2; k <= kMaxKernel; ++k) {
+        Problem const p = make(320, 320, {8, 8, 8}, {k, k, k}, {k / 3, k / 3, k / 3}, {0, 0, 0}, dtype, last);
+        Config const c = choose_config(p);
+        EXPECT_LE(shared_bytes(p, c), kSharedLimit);
+        EXPECT_GE(c.ring, 5);
+        EXPECT_LE(c.ring, kLargestRing);
+        EXPECT_LE(c.stages, kLargestStages);
+        EXPECT_LE(c.slots, kMaxSlots);
+        EXPECT_GT(c.stages, most_planes(p));
+      }
+    }
+  }
+}
+
+TEST(Sm90Stream, WorkspacePartsDoNotOverlap) {
+  Problem const p = make(256, 128, {5, 9, 18}, {3, 3, 3}, {1, 1, 1}, {0, 1, 0});
+  Workspace const w = workspace_layout(p);
+  EXPECT_LE(4u, w.owners);
+  EXPECT_EQ(tiling(p).items, 2 * 2 * 4 * 3 * 2 * 2);
+  EXPECT_LE(w.owners + tiling(p).items * 4, w.pieces);
+  EXPECT_EQ(w.pieces % 128, 0u);
+  EXPECT_EQ(w.pieces + size_t{2} * 27 * 8 * kPieceBytes, w.x);
+  EXPECT_EQ(w.x + element_count(x_shape(p)) * 4, w.bytes);
+}
+
+}  // namespace
+}  // namespace convt3d::sm90::stream
