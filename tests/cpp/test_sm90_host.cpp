@@ -468,6 +468,10 @@ TEST(Sm90Choice, OtherStridesStream) {
       EXPECT_TRUE(worthwhile(p, kH200));
     }
   }
+  // One row of outputs leaves a residue without rows.
+  EXPECT_EQ(refusal(make(1, 320, 64, {4, 1, 8}, {3, 3, 3}, {1, 1, 1}, {1, 0, 1}, CONVT3D_F16, true)),
+            "sm90: output size along H is 1, the kernel takes at least the stride");
+  EXPECT_EQ(refusal(make(1, 320, 64, {4, 1, 8}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16, true)), "");
   // Pairs of outputs along W need twice the columns of x: with more planes nothing is left for y.
   Problem p = make(1, 64, 64, {5, 17, 32}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0});
   for (int i = 0; i < 3; ++i) p.stride[i] = 1;

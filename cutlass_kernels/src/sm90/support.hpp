@@ -114,6 +114,8 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
   }
   if (choose_mainloop(p, device.multiprocessors) == Mainloop::kStream) {
     int const ring = stream::choose_config(p).ring;
+    // A map of y for each residue of its rows.
+    r.want(out[1] >= p.stride[1], "output size along H", out[1], "at least the stride");
     r.want(ring >= stream::kSmallestRing, "shared memory left beside x and weights, in 8 KB", ring, "at least 5");
   }
   return r.status();
