@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "convt3d/numerics.hpp"
+#include "dependent_launch.hpp"
 #include "prepare.hpp"
 
 namespace convt3d::prepare {
@@ -141,21 +142,30 @@ __device__ void copy_x(Params const& p, int64_t block) {
   }
 }
 
-// The first blocks take the filter, one block per tile of x follows.
+// The first virtual blocks take the filter, one per tile of x follows.
 template <class T, class Convert>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(__grid_constant__ Params const p, int filter_blocks) {
-  if (int(blockIdx.x) < filter_blocks) {
-    prepare_filter<T, Convert>(p, int64_t(blockIdx.x) * kThreads + threadIdx.x, int64_t(filter_blocks) * kThreads);
-  } else if (p.x_stride[1] == 1) {
-    copy_x<T, Convert>(p, int64_t(blockIdx.x) - filter_blocks);
-  } else {
-    turn_x<T, Convert>(p, int64_t(blockIdx.x) - filter_blocks);
+__global__ void __launch_bounds__(kThreads)
+    prepare_kernel(__grid_constant__ Params const p, int filter_blocks, int blocks) {
+  if (p.condition != nullptr) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    if (*p.condition == 0) return;
+  }
+  for (unsigned block = blockIdx.x; block < unsigned(blocks); block += gridDim.x) {
+    if (block < unsigned(filter_blocks)) {
+      prepare_filter<T, Convert>(p, int64_t(block) * kThreads + threadIdx.x, int64_t(filter_blocks) * kThreads);
+    } else if (p.x_stride[1] == 1) {
+      copy_x<T, Convert>(p, int64_t(block) - filter_blocks);
+    } else {
+      turn_x<T, Convert>(p, int64_t(block) - filter_blocks);
+      __syncthreads();  // the tile in shared memory is written again
+    }
   }
 }
 
 }  // namespace
 
-cudaError_t launch(Params const& p, int element_size, bool round_tf32, cudaStream_t stream) {
+cudaError_t launch(Params const& p, int element_size, bool round_tf32, cudaStream_t stream, int max_blocks) {
   int64_t const filter_blocks = std::min<int64_t>((p.filter_size + kThreads - 1) / kThreads, 1024);
   int64_t x_blocks = 0;
   if (p.x_out) {
@@ -168,15 +178,14 @@ cudaError_t launch(Params const& p, int element_size, bool round_tf32, cudaStrea
   int64_t const blocks = filter_blocks + x_blocks;
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  dim3 const grid(static_cast<unsigned>(blocks));
+  auto const grid = static_cast<unsigned>(std::min<int64_t>(blocks, max_blocks));
+  int const all = static_cast<int>(blocks);
   int const fb = static_cast<int>(filter_blocks);
-  if (element_size == 2) {
-    prepare_kernel<uint16_t, Keep><<<grid, kThreads, 0, stream>>>(p, fb);
-  } else if (round_tf32) {
-    prepare_kernel<uint32_t, RoundTf32><<<grid, kThreads, 0, stream>>>(p, fb);
-  } else {
-    prepare_kernel<uint32_t, Keep><<<grid, kThreads, 0, stream>>>(p, fb);
-  }
+  auto const kernel = element_size == 2 ? prepare_kernel<uint16_t, Keep>
+                      : round_tf32      ? prepare_kernel<uint32_t, RoundTf32>
+                                        : prepare_kernel<uint32_t, Keep>;
+  if (p.condition != nullptr) return launch_dependent(kernel, grid, kThreads, 0, stream, p, fb, all);
+  kernel<<<grid, kThreads, 0, stream>>>(p, fb, all);
   return cudaGetLastError();
 }
 

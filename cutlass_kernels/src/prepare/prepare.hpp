@@ -42,13 +42,15 @@ struct Params {
   int32_t k_channels_padded;
   int32_t c_channels;  // Cout, and padded
   int32_t c_channels_padded;
-  int64_t filter_size;  // elements of the packed filter
+  int64_t filter_size;       // elements of the packed filter
+  int32_t const* condition;  // device memory: nothing is done where it holds zero; null: always
   int32_t class_count;
   FilterClass classes[kMaxClasses];
 };
 static_assert(sizeof(Params) <= 4096, "CUDA guarantees 4 KiB of kernel parameters");
 
-// element_size 4 or 2; round_tf32 needs 4. Enqueues on `stream`.
-cudaError_t launch(Params const& params, int element_size, bool round_tf32, cudaStream_t stream);
+// element_size 4 or 2; round_tf32 needs 4. Enqueues on `stream`, with at most `max_blocks` blocks.
+cudaError_t launch(Params const& params, int element_size, bool round_tf32, cudaStream_t stream,
+                   int max_blocks = INT32_MAX);
 
 }  // namespace convt3d::prepare

@@ -41,6 +41,10 @@ struct Call {
   void const* bias;
   void const* add;
   void* y;
+  // Computed only where *condition (device memory) is not zero then, by what fits onto so many multiprocessors; null:
+  // always.
+  int32_t const* condition;
+  int multiprocessors;
 };
 
 // Largest number of samples that one launch can take, at least 1 for a supported problem.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cutlass/conv/kernel/default_conv3d_dgrad.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
@@ -78,7 +79,14 @@ struct Instance {
   }
 
   static cudaError_t launch(Call const& call, cudaStream_t stream) {
-    auto* const kernel = &dgrad_kernel<Kernel, Config::kMinBlocks>;
+    auto* kernel = &dgrad_kernel<Kernel, Config::kMinBlocks>;
+    int64_t max_blocks = kMaxInt;
+    if constexpr (std::is_same_v<Operand, float>) {
+      if (call.condition != nullptr) {
+        kernel = &conditional_dgrad_kernel<Kernel, Config::kMinBlocks - 1>;
+        max_blocks = int64_t(Config::kMinBlocks - 1) * call.multiprocessors;
+      }
+    }
     int const shared_bytes = int(sizeof(typename Kernel::SharedStorage));
     // Set on every launch: it is per device and cheap, and remembering it would be state.
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
@@ -127,8 +135,15 @@ struct Instance {
         if (params.class_count == 0) continue;
         int64_t const blocks = row_tiles * params.column_tiles * params.class_count;
         if (blocks > kMaxInt) return cudaErrorInvalidConfiguration;
-        kernel<<<static_cast<unsigned>(blocks), Kernel::kThreads, shared_bytes, stream>>>(params);
-        error = cudaGetLastError();
+        params.blocks = static_cast<int>(blocks);
+        params.condition = call.condition;
+        auto const launched = static_cast<unsigned>(std::min(blocks, max_blocks));
+        if (call.condition != nullptr) {
+          error = launch_dependent(kernel, launched, Kernel::kThreads, shared_bytes, stream, params);
+        } else {
+          kernel<<<launched, Kernel::kThreads, shared_bytes, stream>>>(params);
+          error = cudaGetLastError();
+        }
         if (error != cudaSuccess) return error;
       }
     }

@@ -10,6 +10,7 @@
 
 #include "cutlass/arch/cache_operation.h"
 #include "cutlass/conv/convolution.h"
+#include "dependent_launch.hpp"
 #include "sm80/epilogue_ncdhw.hpp"
 #include "sm80/tail.hpp"
 #include "sm80/visitor_ndhwc.hpp"
@@ -38,9 +39,9 @@ struct DgradKernel {
     Row rows[Shape::kM];
   };
 
-  CUTLASS_DEVICE static void run(Params const& params, SharedStorage& storage) {
-    int const class_idx = blockIdx.x % params.class_count;
-    int const tile_idx = blockIdx.x / params.class_count;
+  CUTLASS_DEVICE static void run(Params const& params, SharedStorage& storage, int block) {
+    int const class_idx = block % params.class_count;
+    int const tile_idx = block / params.class_count;
     int const column_begin = tile_idx % params.column_tiles * Shape::kN;
     int const row_begin = tile_idx / params.column_tiles * Shape::kM;
     ClassParams<Mma> const& cls = params.classes[class_idx];
@@ -91,7 +92,24 @@ template <class Kernel, int kMinBlocks>
 __global__ void __launch_bounds__(Kernel::kThreads, kMinBlocks)
     dgrad_kernel(__grid_constant__ typename Kernel::Params const params) {
   extern __shared__ __align__(16) unsigned char shared[];
-  Kernel::run(params, *reinterpret_cast<typename Kernel::SharedStorage*>(shared));
+  Kernel::run(params, *reinterpret_cast<typename Kernel::SharedStorage*>(shared), blockIdx.x);
+}
+
+// The same behind the sm90 family's kernel (conditional.hpp): the work may not be wanted, and the grid is smaller than
+// it. One block less per multiprocessor, whose registers the loop needs.
+template <class Kernel, int kMinBlocks>
+__global__ void __launch_bounds__(Kernel::kThreads, kMinBlocks)
+    conditional_dgrad_kernel(__grid_constant__ typename Kernel::Params const params) {
+#if __CUDA_ARCH__ == 900
+  extern __shared__ __align__(16) unsigned char shared[];
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (*params.condition == 0) return;
+  for (unsigned block = blockIdx.x; block < unsigned(params.blocks); block += gridDim.x) {
+    Kernel::run(params, *reinterpret_cast<typename Kernel::SharedStorage*>(shared), int(block));
+    __syncthreads();
+  }
+#endif
 }
 
 }  // namespace convt3d::sm80

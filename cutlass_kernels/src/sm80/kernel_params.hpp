@@ -64,7 +64,9 @@ template <class Mma>
 struct KernelParams {
   ClassParams<Mma> classes[kMaxClassesPerLaunch];
   int class_count;
-  int column_tiles;  // GEMM N tiles
+  int column_tiles;          // GEMM N tiles
+  int blocks;                // of the whole grid; what is launched may be fewer
+  int32_t const* condition;  // see Call
   typename Mma::IteratorA::Element const* x;
   TailParams tail;
 };

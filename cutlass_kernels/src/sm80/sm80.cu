@@ -3,6 +3,7 @@
 // The sm80 family behind the library's Family interface: what it supports, its workspace, and a run: pre-pass, then
 // the kernel that select.hpp chose.
 #include "family.hpp"
+#include "sm80/conditional.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/select.hpp"
 
@@ -61,19 +62,34 @@ size_t workspace_bytes(Problem const& p, convt3d_device const&) {
   return element_count(y_shape(p)) == 0 ? 0 : size_t(operand_layout(p).total_bytes);
 }
 
-Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors, void* stream, Message& message) {
-  auto const cuda_stream = static_cast<cudaStream_t>(stream);
-  prepare::Params const pre_pass = prepare_params(p, tensors);
-  cudaError_t error = prepare::launch(pre_pass, element_bytes(p), uses_tf32(p), cuda_stream);
-  if (error == cudaSuccess) error = select_kernel(p)(make_call(p, tensors, pre_pass), cuda_stream);
+Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* condition, int multiprocessors,
+               cudaStream_t stream, Message& message) {
+  prepare::Params pre_pass = prepare_params(p, tensors);
+  pre_pass.condition = condition;
+  cudaError_t error = prepare::launch(pre_pass, element_bytes(p), uses_tf32(p), stream,
+                                      condition != nullptr ? 8 * multiprocessors : INT32_MAX);
+  Call call = make_call(p, tensors, pre_pass);
+  call.condition = condition;
+  call.multiprocessors = multiprocessors;
+  if (error == cudaSuccess) error = select_kernel(p)(call, stream);
   if (error == cudaSuccess) return CONVT3D_OK;
   cudaGetLastError();  // reported here; the next call must not find it
   return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
 }
 
+Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors, void* stream, Message& message) {
+  return enqueue(p, tensors, nullptr, 0, static_cast<cudaStream_t>(stream), message);
+}
+
 constexpr Family kFamily{CONVT3D_KERNEL_SM80, supported, workspace_bytes, run};
 
 }  // namespace
+
+Status run_if(Problem const& p, convt3d_tensors const& tensors, int32_t const* condition, int multiprocessors,
+              cudaStream_t stream, Message& message) {
+  return enqueue(p, tensors, condition, multiprocessors, stream, message);
+}
+
 }  // namespace convt3d::sm80
 
 convt3d::Family const* convt3d::sm80_family() { return &convt3d::sm80::kFamily; }

@@ -2,8 +2,11 @@
 //
 // Non-finite operands. A weight block multiplies x by zeros where a tap is not live, and inf * 0 is nan, so a CTA
 // that met operands which are not surely finite looks at its outputs again after all stores: every nan in y is
-// recomputed by the definition, over live taps alone. Nothing of this costs anything on finite data.
+// recomputed by the definition, over live taps alone. Nothing of this costs anything on finite data. In ieee mode the
+// same serves values that do not split into parts, which the loader replaces by nan (split.hpp).
 #pragma once
+
+#include <type_traits>
 
 #include "convt3d/activation.hpp"
 #include "sm90/element.hpp"
@@ -11,10 +14,16 @@
 
 namespace convt3d::sm90 {
 
-/// The accumulator of one output: a plain fp32 loop over live taps, with the operands the tensor cores saw.
+/// Sums of the cold path: fp32, except in ieee mode, where a plain sum of many terms would be less accurate than the
+/// tensor cores' two, and whose operands are any.
+template <class T>
+using ColdSum = std::conditional_t<std::is_same_v<T, SplitFloat>, double, float>;
+
+/// The accumulator of one output: a plain loop over live taps, with the operands the tensor cores saw.
 template <class T>
 CUTLASS_DEVICE float plain_conv(MainloopParams const& m, ColdParams const& p, int n, int c, int od, int oh, int ow) {
-  float sum = 0.f;
+  using Sum = ColdSum<T>;
+  Sum sum = 0;
   for (int kd = 0; kd < p.kernel[0]; ++kd) {
     int const d2 = od + p.padding[0] - kd;
     if (d2 < 0 || d2 % p.stride[0] != 0 || d2 / p.stride[0] >= m.in_size[0]) continue;
@@ -28,13 +37,14 @@ CUTLASS_DEVICE float plain_conv(MainloopParams const& m, ColdParams const& p, in
                      h2 / p.stride[1] * m.x_stride[3] + w2 / p.stride[2] * m.x_stride[4];
         T const* w = static_cast<T const*>(p.weight) + c * p.weight_stride[1] + kd * p.weight_stride[2] +
                      kh * p.weight_stride[3] + kw * p.weight_stride[4];
+#pragma unroll 8  // loads in flight
         for (int i = 0; i < p.in_channels; ++i) {
-          sum += Element<T>::operand(x[i * m.x_stride[1]]) * Element<T>::operand(w[i * p.weight_stride[0]]);
+          sum += Sum{Element<T>::operand(x[i * m.x_stride[1]])} * Sum{Element<T>::operand(w[i * p.weight_stride[0]])};
         }
       }
     }
   }
-  return sum;
+  return static_cast<float>(sum);
 }
 
 /// Recomputes an output that is nan.
@@ -44,7 +54,7 @@ CUTLASS_DEVICE void recompute_output(MainloopParams const& m, EpilogueParams con
   if (ow >= p.out_size[2] || oh >= p.out_size[1] || od >= p.out_size[0] || c >= e.out_channels) return;
   T* y = static_cast<T*>(p.y) + n * p.y_stride[0] + c * p.y_stride[1] + od * p.y_stride[2] + oh * p.y_stride[3] +
          ow * p.y_stride[4];
-  float const seen = Element<T>::to_float(__ldcv(y));  // the copy engine wrote it: not from a cache of this SM
+  float const seen = Element<T>::to_float(load_written(y));  // the copy engine wrote it: not from a cache of this SM
   if (seen == seen) return;
   float t = plain_conv<T>(m, p, n, c, od, oh, ow);
   if (e.has_bias) t += Element<T>::to_float(static_cast<T const*>(e.bias)[c * e.bias_stride]);
@@ -60,31 +70,124 @@ CUTLASS_DEVICE void recompute_output(MainloopParams const& m, EpilogueParams con
   *y = Element<T>::from_float(t);
 }
 
-/// Recomputes the nans of one run of class `cls`; called by `threads` threads together.
+/// Outputs to recompute, found by all consumer threads and then shared among them: they come in clusters, which few
+/// threads would meet. Where the weights were, which nothing uses by then.
+struct NanList {
+  static constexpr int kThreads = kGroups * 128;
+  int32_t* words;  // the number of entries, and the entries
+  int32_t room;
+
+  CUTLASS_DEVICE explicit NanList(KernelParams const& params) {
+    extern __shared__ unsigned char dynamic_smem[];
+    words = reinterpret_cast<int32_t*>(dynamic_smem);
+    room = params.mainloop.weight_blocks * kWeightBlockBytes / 4 - 1;
+  }
+  CUTLASS_DEVICE static void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
+};
+
+/// Recomputes the nans of one run of class `cls`; called by all consumer threads.
 template <class T>
-CUTLASS_DEVICE void recompute_run(KernelParams const& params, int cls, int run, int thread, int threads) {
+CUTLASS_DEVICE void recompute_run(KernelParams const& params, int cls, int run) {
   constexpr int kChannels = class_channels(sizeof(T));
+  constexpr int kBatch =
+      8;  // outputs that a thread looks at together: nearly none is nan, and each look is a round trip
+  constexpr int kThreads = NanList::kThreads;
+  int const thread = threadIdx.x;
+  ColdParams const& p = params.cold;
+  EpilogueParams const& e = params.epilogue;
   TileScheduler::Run const r = TileScheduler::decode(params.scheduler, run);
   int const outputs = 2 * r.length * kChannels * 2 * kTileH * 2 * kTileW;
-  for (int i = thread; i < outputs; i += threads) {
-    int rest = i;
+
+  struct Place {
+    int c, od, oh, ow;
+  };
+  auto place = [&](int index) -> Place {
+    int rest = index;
     int const ow = r.w * 2 * kTileW + rest % (2 * kTileW);
     rest /= 2 * kTileW;
     int const oh = r.h * 2 * kTileH + rest % (2 * kTileH);
     rest /= 2 * kTileH;
-    int const c = cls * kChannels + rest % kChannels;
-    int const od = 2 * r.d + rest / kChannels;
-    recompute_output<T>(params.mainloop, params.epilogue, params.cold, r.n, c, od, oh, ow);
+    return {cls * kChannels + rest % kChannels, 2 * r.d + rest / kChannels, oh, ow};
+  };
+  auto output = [&](Place const& at) {
+    return static_cast<T*>(p.y) + r.n * p.y_stride[0] + at.c * p.y_stride[1] + at.od * p.y_stride[2] +
+           at.oh * p.y_stride[3] + at.ow * p.y_stride[4];
+  };
+  auto recompute_at = [&](int index) {
+    Place const at = place(index);
+    recompute_output<T>(params.mainloop, e, p, r.n, at.c, at.od, at.oh, at.ow);
+  };
+
+  NanList const list(params);
+  if (thread == 0) list.words[0] = 0;
+  NanList::sync();
+  for (int first = thread; first < outputs; first += kBatch * kThreads) {
+    unsigned nans = 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int b = 0; b < kBatch; ++b) {
+      int const index = first + b * kThreads;
+      Place const at = place(index);
+      bool const exists = index < outputs && at.ow < p.out_size[2] && at.oh < p.out_size[1] && at.od < p.out_size[0] &&
+                          at.c < e.out_channels;
+      float const seen = exists ? Element<T>::to_float(load_written(output(at))) : 0.f;
+      nans |= static_cast<unsigned>(seen != seen) << b;
+    }
+    for (; nans != 0; nans &= nans - 1) {
+      int const entry = atomicAdd(list.words, 1);
+      if (entry < list.room) list.words[1 + entry] = first + (__ffs(static_cast<int>(nans)) - 1) * kThreads;
+    }
   }
+  NanList::sync();
+  int const found = list.words[0];
+  if (found <= list.room) {
+    for (int i = thread; i < found; i += kThreads) recompute_at(list.words[1 + i]);
+  } else {
+    for (int index = thread; index < outputs; index += kThreads) recompute_at(index);
+  }
+  NanList::sync();
 }
 
 /// After all stores of this CTA: the nans of every run it made.
 template <class T>
-__device__ __noinline__ void recompute(KernelParams const& params, int cls, int thread, int threads) {
-  int32_t const volatile* owners = params.scheduler.owners + static_cast<int64_t>(cls) * params.scheduler.runs;
-  for (int run = 0; run < params.scheduler.runs; ++run) {
-    if (owners[run] == 1 + static_cast<int>(blockIdx.x)) recompute_run<T>(params, cls, run, thread, threads);
+__device__ __noinline__ void recompute(KernelParams const& params, int cls) {
+  int32_t const* owners = params.scheduler.owners + static_cast<int64_t>(cls) * params.scheduler.runs;
+  for (int first = 0; first < params.scheduler.runs; first += 32) {
+    int const run = first + static_cast<int>(threadIdx.x) % 32;
+    bool const mine = run < params.scheduler.runs && __ldcv(owners + run) == 1 + static_cast<int>(blockIdx.x);
+    for (unsigned left = __ballot_sync(0xffffffffu, mine); left != 0; left &= left - 1) {
+      recompute_run<T>(params, cls, first + __ffs(static_cast<int>(left)) - 1);
+    }
   }
+}
+
+/// The runs in which a consumer saw a nan, as far as there is room. In shared memory.
+struct SuspectRuns {
+  static constexpr int kRoom = 48;
+  int32_t added, last;
+  int32_t run[kRoom];
+
+  CUTLASS_DEVICE void init() {
+    added = 0;
+    last = -1;
+  }
+  /// One thread of a warp. Warps are about in step, so `last` keeps out most of the repetitions.
+  CUTLASS_DEVICE void add(int number) {
+    if (atomicExch(&last, number) == number) return;
+    int const at = atomicAdd(&added, 1);
+    if (at < kRoom) run[at] = number;
+  }
+  CUTLASS_DEVICE int count() const { return *const_cast<int32_t const volatile*>(&added); }
+};
+
+/// After all stores of this CTA: the nans of these runs.
+template <class T>
+__device__ __noinline__ void recompute_listed(KernelParams const& params, SuspectRuns const& runs, int cls) {
+  int const count = runs.count();
+  if (count > SuspectRuns::kRoom) {
+    recompute<T>(params, cls);
+    return;
+  }
+  for (int i = 0; i < count; ++i) recompute_run<T>(params, cls, runs.run[i]);
 }
 
 }  // namespace convt3d::sm90

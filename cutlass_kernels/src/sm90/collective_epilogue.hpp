@@ -9,7 +9,7 @@
 
 #include "convt3d/activation.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
-#include "sm90/element.hpp"
+#include "sm90/multiply.hpp"
 #include "sm90/tile_scheduler.hpp"
 
 namespace convt3d::sm90 {
@@ -52,6 +52,7 @@ struct CollectiveEpilogue {
   static constexpr int kVector = Element<T>::kVector;
   static constexpr int kParts = kChannelsLast || sizeof(T) == 2 ? 2 : 1;  // wgmmas of a tile: halves of M
   static constexpr int kRegisters = kChannelsLast ? 2 * class_channels(sizeof(T)) : 64;  // accumulators of each
+  using Accumulators = float[kSumsOf<T> * kParts][kRegisters];  // the first kParts rows hold the results
   static constexpr int kRowBytes = kChannelsLast || sizeof(T) == 2 ? 64 : 128;
   static constexpr int kMaps = kChannelsLast ? 2 : 4;  // where they are not merged
   /// Reads of a unit before the arithmetic: as many as registers allow beside the accumulators.
@@ -268,7 +269,7 @@ struct CollectiveEpilogue {
   /// One warp's unit: unit += acc + bias, activation, in place.
   CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, RingState slot,
                                     int index, int lane, float const (&bias)[kChannels], FlatAdd const& flat,
-                                    float const (&acc)[kParts][kRegisters]) {
+                                    Accumulators const& acc) {
     wait_until_issued(shared, index);
     shared.full[slot.slot].wait(slot.phase);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
@@ -283,7 +284,7 @@ struct CollectiveEpilogue {
 
   /// Whole output rows, those of one H position after the other.
   CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
-                                          FlatAdd const& flat, float const (&acc)[kParts][kRegisters]) {
+                                          FlatAdd const& flat, Accumulators const& acc) {
     constexpr int kChunks = kRowBytes / 16;
     constexpr int kPerRow = kChunks / kBatch;
     uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
@@ -320,7 +321,7 @@ struct CollectiveEpilogue {
 
   /// 16 bytes of channels of one output after the other.
   CUTLASS_DEVICE static void update_ndhwc(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
-                                          FlatAdd const& flat, float const (&acc)[kParts][kRegisters]) {
+                                          FlatAdd const& flat, Accumulators const& acc) {
     uint32_t const base = unit + unit_row_ndhwc(lane, 0, 0, 0, 0) * kRowBytes + (((lane & 3) ^ ((lane >> 3) & 3)) << 4);
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kParts * 8; first += kBatch) {  // part, half, H parity, W parity

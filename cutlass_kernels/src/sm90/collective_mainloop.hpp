@@ -61,7 +61,7 @@ struct CollectiveMainloop {
 
   /// Of weight blocks: rows of 32 channels.
   CUTLASS_DEVICE static uint64_t weights_descriptor(void const* smem) {
-    constexpr int kRowBytes = 32 * sizeof(T);
+    constexpr int kRowBytes = 32 * sizeof(T);  // of SplitFloat too: 64 bytes of each part
     return descriptor(smem, 8 * kRowBytes / 16,
                       sizeof(T) == 4 ? cute::SM90::GMMA::LayoutType::B128 : cute::SM90::GMMA::LayoutType::B64);
   }
@@ -73,9 +73,14 @@ struct CollectiveMainloop {
 
   CUTLASS_DEVICE static void fence(Accumulators& acc) {
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Mma::kParts * Mma::kRegisters; ++i) {
+    for (int i = 0; i < Mma::kRows * Mma::kRegisters; ++i) {
       cute::warpgroup_fence_operand(acc[i / Mma::kRegisters][i % Mma::kRegisters]);
     }
+  }
+
+  CUTLASS_DEVICE static void clear(Accumulators& acc) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Mma::kRows * Mma::kRegisters; ++i) acc[i / Mma::kRegisters][i % Mma::kRegisters] = 0.f;
   }
 
   CUTLASS_DEVICE static void hand_back(SharedStorage& shared, int slot, int lane) {
@@ -92,51 +97,64 @@ struct CollectiveMainloop {
     RingState next = stage;
     uint32_t const stage_units = static_cast<uint32_t>(p.stage_bytes) >> 4;
     int multiplied = -1;  // slot whose products may still be running, to be handed back
+    if constexpr (kSumsOf<T> > 1) {
+      // The sums start from zeros. Were they left to the first products to set, the small ones would hold their
+      // registers through the epilogue, where there are none to spare: the compiler does not see that these products
+      // ignore them.
+      clear(acc);
+      accumulate = true;
+    }
     fence(acc);
-    for (int s = 0; s < p.depth_count; ++s) {
-      bool const last_use = s == 0 || !keep;
-      if (program.live[s] != 0) {
-        for (int c = 0; c < p.slabs; ++c) {
+    if constexpr (kSumsOf<T> > 1) cute::warpgroup_arrive();
+    // No branch may stand around the products, or the compiler puts a wait behind each of them. A parity's live slices
+    // are neighbours.
+    int s = 0;
+    for (; s < p.depth_count && s <= program.last_live && program.live[s] == 0; ++s) {
+      for (int c = 0; c < p.slabs; ++c) {
+        if (s == 0 || !keep) {
           shared.full[stage.slot].wait(stage.phase);
-          cutlass::arch::fence_view_async_shared();  // the loader's stores, before wgmma reads them
-          cute::warpgroup_arrive();
-          uint64_t const slab = positions + stage.slot * stage_units;
+          hand_back(shared, stage.slot, lane);
+        }
+        stage.advance(1, p.stages);
+      }
+      if (s == 0) next = stage;
+    }
+    for (; s <= program.last_live; ++s) {
+      for (int c = 0; c < p.slabs; ++c) {
+        shared.full[stage.slot].wait(stage.phase);
+        cutlass::arch::fence_view_async_shared();  // the loader's stores, before wgmma reads them
+        cute::warpgroup_arrive();
+        uint64_t const slab = positions + stage.slot * stage_units;
+        auto multiply = [&](int i, int half) {
+          Mma::block(weights, slab + static_cast<uint32_t>(p.operand_offset[i] + half * (64 / 16)), acc, accumulate);
+          weights += kWeightBlockBytes >> 4;
+          accumulate = true;
+        };
+        if constexpr (Mma::kHalves == 1) {
+          for (int i = 0; i < p.offsets; ++i) multiply(i, 0);
+        } else {
           int const halves = c + 1 < p.slabs ? Mma::kHalves : p.last_halves;
           for (int half = 0; half < halves; ++half) {
-            for (int i = 0; i < p.offsets; ++i) {
-              Mma::block(weights, slab + static_cast<uint32_t>(p.operand_offset[i] + half * (64 / 16)), acc,
-                         accumulate);
-              weights += kWeightBlockBytes >> 4;
-              accumulate = true;
-            }
+            for (int i = 0; i < p.offsets; ++i) multiply(i, half);
           }
-          cute::warpgroup_commit_batch();
-          if (multiplied >= 0) {
-            cute::warpgroup_wait<1>();
-            hand_back(shared, multiplied, lane);
-          }
-          multiplied = last_use ? stage.slot : -1;
-          stage.advance(1, p.stages);
         }
-      } else {
-        for (int c = 0; c < p.slabs; ++c) {
-          if (s < program.last_live && last_use) {
-            shared.full[stage.slot].wait(stage.phase);
-            hand_back(shared, stage.slot, lane);
-          }
-          stage.advance(1, p.stages);
-        }
+        cute::warpgroup_commit_batch();
+        cute::warpgroup_wait<1>();
+        if (multiplied >= 0) hand_back(shared, multiplied, lane);
+        multiplied = s == 0 || !keep ? stage.slot : -1;
+        stage.advance(1, p.stages);
       }
       if (s == 0) next = stage;
     }
     cute::warpgroup_wait<0>();
     if (multiplied >= 0) hand_back(shared, multiplied, lane);
     fence(acc);
-    if (!accumulate) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < Mma::kParts * Mma::kRegisters; ++i) acc[i / Mma::kRegisters][i % Mma::kRegisters] = 0.f;
+    if (!accumulate) clear(acc);
+    if (keep) return next;  // a parity has taps at every kernel size from 2 on, so slice 0 has been passed
+    for (; s < p.depth_count; ++s) {
+      for (int c = 0; c < p.slabs; ++c) stage.advance(1, p.stages);
     }
-    return keep ? next : stage;
+    return stage;
   }
 
   /// Hands back the slices after the group's last one. They may still be on their way, and waiting for them must not

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "sm90/geometry.hpp"
+#include "sm90/split.hpp"
 
 namespace convt3d::sm90 {
 
@@ -25,8 +25,13 @@ struct Config {
   int ring;        // units; less than kSmallestRing where the problem does not fit
 };
 
+/// Where the loader keeps its items in ieee mode.
+constexpr size_t kItemTableBytes = 10240;
+
+constexpr size_t item_table_bytes(Problem const& p) { return uses_split(p) ? kItemTableBytes : 0; }
+
 constexpr size_t shared_bytes(Problem const& p, int stages, int ring) {
-  return kAlignmentBytes + class_blocks(p) * kWeightBlockBytes + kBarrierBytes +
+  return kAlignmentBytes + item_table_bytes(p) + class_blocks(p) * kWeightBlockBytes + kBarrierBytes +
          static_cast<size_t>(stages) * slab(p).bytes + static_cast<size_t>(ring) * kUnitBytes;
 }
 
@@ -41,11 +46,11 @@ constexpr Config choose_config(Problem const& p) {
   // Two tiles in a row read three planes of x instead of four; longer runs scatter the tiles that are worked on at
   // one time over more of the tensor (measured on the reference, NCDHW: 1 / 2 / 4 in 0.637 / 0.574 / 0.585 ms). In
   // NDHWC the classes share the lines of a voxel, so that scattering costs more than slices (0.602 / 0.62 to 0.83 /
-  // 0.88 ms; fp16 0.313 / 0.318 / 0.333). Short problems keep the CTAs evenly busy instead, and sharing needs all slabs
-  // of a tile at once.
+  // 0.88 ms; fp16 0.313 / 0.318 / 0.333); but in ieee mode, where slices are dear, 0.925 / 0.795. Short problems keep
+  // the CTAs evenly busy instead, and sharing needs all slabs of a tile at once.
   int const depth = window(p.kernel[0], p.padding[0]).count;
   int const tile_slabs = depth * slab_count(p);
-  c.keep = !form(p).channels_last && depth > 1 && tile_slabs <= kLargestStages &&
+  c.keep = (!form(p).channels_last || uses_split(p)) && depth > 1 && tile_slabs <= kLargestStages &&
            ring_beside(p, tile_slabs) >= kSmallestRing && tiling(p, 2).runs * class_count(p) >= 2048;
   c.run_length = c.keep ? 2 : 1;
   // The ring first, as far as it helps, then stages.
@@ -58,22 +63,43 @@ constexpr Config choose_config(Problem const& p) {
 }
 
 struct Workspace {
-  size_t counters, suspects, owners, weights, bytes;  // offsets and the total
+  // Offsets and the total. The last five are of fp32 in ieee mode alone; behind the total comes the sm80 family's.
+  size_t counters, suspects, owners, weights, scans, weight_results, weight_exponents, declined, bytes;
 };
 
 constexpr int kPrepareThreads = 256;
 constexpr int kPrepareCtas = 384;
 
+/// CTAs of the ieee mode's pre-kernel that look through x: about two of each multiprocessor, the others write weights.
+constexpr int kScanCtas = 264;
+constexpr int kFewestScanCtas = 132;
+
+constexpr int scan_ctas(Problem const& p) {
+  int const weights = class_count(p) * class_blocks(p);
+  return weights + kFewestScanCtas < kScanCtas ? kScanCtas - weights : kFewestScanCtas;
+}
+
 constexpr Workspace workspace_layout(Problem const& p, Config const& c) {
   constexpr size_t kAlign = 128;
+  size_t at = 0;
+  auto place = [&](size_t bytes) {
+    size_t const offset = at;
+    at += (bytes + kAlign - 1) / kAlign * kAlign;
+    return offset;
+  };
   size_t const classes = class_count(p);
-  size_t const owners = classes * static_cast<size_t>(tiling(p, c.run_length).runs) * 4;
+  size_t const blocks = classes * class_blocks(p);
+  bool const split = uses_split(p);
   Workspace w{};
-  w.counters = 0;
-  w.suspects = (classes * 4 + kAlign - 1) / kAlign * kAlign;
-  w.owners = w.suspects + kPrepareCtas * 4;
-  w.weights = w.owners + (owners + kAlign - 1) / kAlign * kAlign;
-  w.bytes = w.weights + classes * class_blocks(p) * kWeightBlockBytes;
+  w.counters = place(classes * 4);
+  w.suspects = place(kPrepareCtas * 4);
+  w.owners = place(classes * static_cast<size_t>(tiling(p, c.run_length).runs) * 4);
+  w.weights = place(blocks * kWeightBlockBytes);
+  w.scans = place(split ? sizeof(ScanResult) * scan_ctas(p) : 0);
+  w.weight_results = place(split ? blocks * 4 : 0);
+  w.weight_exponents = place(split ? classes * 4 : 0);
+  w.declined = place(split ? 4 : 0);
+  w.bytes = at;
   return w;
 }
 

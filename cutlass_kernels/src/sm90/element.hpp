@@ -8,6 +8,7 @@
 
 #include "convt3d/numerics.hpp"
 #include "cutlass/cutlass.h"
+#include "sm90/split.hpp"
 
 namespace convt3d::sm90 {
 
@@ -37,6 +38,15 @@ struct Element<float> {
   CUTLASS_DEVICE static uint4 pack(float const (&f)[4]) {
     return make_uint4(__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]), __float_as_uint(f[3]));
   }
+};
+
+/// fp32 in ieee mode: the same in memory. The kernel learns from its sums which values it could not multiply.
+template <>
+struct Element<SplitFloat> : Element<float> {
+  CUTLASS_DEVICE static float to_float(SplitFloat v) { return v.value; }
+  CUTLASS_DEVICE static SplitFloat from_float(float v) { return {v}; }
+  CUTLASS_DEVICE static float operand(SplitFloat v) { return v.value; }
+  CUTLASS_DEVICE static uint32_t bits(SplitFloat v) { return __float_as_uint(v.value); }
 };
 
 /// Common to the 16-bit types, which differ in the conversion instructions alone.
@@ -96,6 +106,20 @@ struct Element<__nv_bfloat16> : Element16<__nv_bfloat16, (127u + 60u) << 7> {
   }
 };
 
+/// Through the read-only cache.
+template <class T>
+CUTLASS_DEVICE T load_constant(T const* at) {
+  return __ldg(at);
+}
+CUTLASS_DEVICE SplitFloat load_constant(SplitFloat const* at) { return {__ldg(&at->value)}; }
+
+/// Not from a cache of this multiprocessor.
+template <class T>
+CUTLASS_DEVICE T load_written(T const* at) {
+  return __ldcv(at);
+}
+CUTLASS_DEVICE SplitFloat load_written(SplitFloat const* at) { return {__ldcv(&at->value)}; }
+
 // 16-byte accesses of shared memory, by 32-bit address. Written out, because the compiler splits stores of vectors that
 // it would have to move together into neighbouring registers, and four-byte stores of rows conflict.
 CUTLASS_DEVICE uint4 load_shared(uint32_t address) {
@@ -112,9 +136,20 @@ CUTLASS_DEVICE void store_shared(uint32_t address, uint4 const& v) {
                : "memory");
 }
 
-/// Keeps the largest magnitude of what a thread has read, nan above all.
+CUTLASS_DEVICE void store_shared(uint32_t address, uint2 const& v) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+
+/// What turns elements into operands besides their own value. In shared memory; read where it is used, since registers
+/// are scarce.
 template <class T>
-struct Largest {
+struct OperandScale {
+  CUTLASS_DEVICE OperandScale read() const { return {}; }
+};
+
+/// The extremes of what a loader thread has read: the largest magnitude, nan above all.
+template <class T>
+struct Extremes {
   uint32_t bits = 0;  // of both halves of a word at once; sign bits are cleared, so an integer maximum serves
 
   CUTLASS_DEVICE void see(uint4 const& v) {
@@ -122,16 +157,16 @@ struct Largest {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i) bits = __vmaxu2(bits, words[i] & 0x7fff7fffu);
   }
-  CUTLASS_DEVICE void see(Largest const& other) { bits = __vmaxu2(bits, other.bits); }
+  CUTLASS_DEVICE void see(Extremes const& other) { bits = __vmaxu2(bits, other.bits); }
   CUTLASS_DEVICE bool suspect() const {
     return (bits & 0xffffu) >= Element<T>::kSuspectBits || (bits >> 16) >= Element<T>::kSuspectBits;
   }
-  /// Whether everything seen may take the rounding instruction's fast form.
-  CUTLASS_DEVICE bool tame() const { return true; }
+  /// Whether everything seen may take the fast form of the conversion to operands.
+  CUTLASS_DEVICE bool tame(OperandScale<T>) const { return true; }
 };
 
 template <>
-struct Largest<float> {
+struct Extremes<float> {
   float value = 0.f;
 
   CUTLASS_DEVICE void see(uint4 const& v) {
@@ -141,24 +176,98 @@ struct Largest<float> {
       asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(fabsf(__uint_as_float(words[i]))));
     }
   }
-  CUTLASS_DEVICE void see(Largest const& other) { asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(other.value)); }
+  CUTLASS_DEVICE void see(Extremes const& other) { asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(other.value)); }
   CUTLASS_DEVICE bool suspect() const { return !(value < 1152921504606846976.f); }
-  CUTLASS_DEVICE bool tame() const { return value < 3.4e38f; }  // magnitudes for which cvt.rn.tf32 is right
+  CUTLASS_DEVICE bool tame(OperandScale<float>) const {
+    return value < 3.4e38f;
+  }  // magnitudes for which cvt.rn.tf32 is right
 };
 
-/// The words of an operand vector as the tensor cores shall see them. `kAnyValue`: with values near the end of the
-/// range or nans, which the rounding instruction turns into others.
-template <class T, bool kAnyValue>
-CUTLASS_DEVICE uint32_t operand_word(uint32_t word) {
-  if constexpr (sizeof(T) == 2) {
-    return word;
-  } else if constexpr (kAnyValue) {
-    return round_bits_to_tf32(word);
-  } else {
-    uint32_t r;
-    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(word)));
-    return r;
+/// From vectors of elements to operands in shared memory. `kAnyValue`: with values near the end of the range or nans,
+/// which the rounding instruction turns into others.
+template <class T>
+struct Operands {
+  CUTLASS_DEVICE static int slab_offset(int row, int group) { return sm90::slab_offset(row, group); }
+  CUTLASS_DEVICE static int slab_group(int offset) { return sm90::slab_group(offset); }
+
+  template <bool kAnyValue>
+  CUTLASS_DEVICE static uint32_t word(uint32_t bits) {
+    if constexpr (sizeof(T) == 2) {
+      return bits;
+    } else if constexpr (kAnyValue) {
+      return round_bits_to_tf32(bits);
+    } else {
+      uint32_t r;
+      asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(bits)));
+      return r;
+    }
   }
-}
+
+  template <bool kAnyValue>
+  CUTLASS_DEVICE static void store(OperandScale<T>, uint32_t address, uint4 const& v) {
+    store_shared(address,
+                 make_uint4(word<kAnyValue>(v.x), word<kAnyValue>(v.y), word<kAnyValue>(v.z), word<kAnyValue>(v.w)));
+  }
+};
+
+// ---- fp32 in ieee mode: two fp16 parts (split.hpp) ---------------------------------------------------------------
+
+template <>
+struct OperandScale<SplitFloat> {
+  float factor;    // 2^k
+  uint32_t limit;  // twice the bits of the smallest magnitude that splits
+
+  CUTLASS_DEVICE OperandScale read() const {
+    OperandScale const volatile* const from = this;
+    return {from->factor, from->limit};
+  }
+};
+
+/// Only the smallest magnitude is watched: the scale keeps all others in range, and inf and nan give nan by themselves.
+template <>
+struct Extremes<SplitFloat> {
+  uint32_t smallest = 0xffffffffu;  // twice its bits less one, which puts zero above all
+
+  CUTLASS_DEVICE void see(uint4 const& v) {
+    smallest = __vimin3_u32(smallest, 2 * v.x - 1, 2 * v.y - 1);
+    smallest = __vimin3_u32(smallest, 2 * v.z - 1, 2 * v.w - 1);
+  }
+  CUTLASS_DEVICE void see(Extremes const& other) { smallest = min(smallest, other.smallest); }
+  CUTLASS_DEVICE bool suspect() const { return false; }  // the consumers see it
+  CUTLASS_DEVICE bool tame(OperandScale<SplitFloat> const& scale) const { return smallest >= scale.limit - 1; }
+};
+
+template <>
+struct Operands<SplitFloat> {
+  CUTLASS_DEVICE static int slab_offset(int row, int group) { return split_slab_offset(row, group); }
+  CUTLASS_DEVICE static int slab_group(int offset) { return split_slab_group(offset); }
+
+  /// Two neighbouring channels: hi parts, and lo parts.
+  template <bool kAnyValue>
+  CUTLASS_DEVICE static uint2 pair(OperandScale<SplitFloat> const& scale, uint32_t a, uint32_t b) {
+    float const ta = __uint_as_float(a) * scale.factor;
+    float const tb = __uint_as_float(b) * scale.factor;
+    __half2 hi = __floats2half2_rn(ta, tb);
+    float2 const high = __half22float2(hi);
+    constexpr float kShift = 1 << kSplitShift;
+    __half2 lo = __floats2half2_rn((ta - high.x) * kShift, (tb - high.y) * kShift);
+    uint2 parts = make_uint2(*reinterpret_cast<uint32_t*>(&hi), *reinterpret_cast<uint32_t*>(&lo));
+    if constexpr (kAnyValue) {
+      uint32_t const nan =
+          (2 * a - 1 < scale.limit - 1 ? 0x7fffu : 0u) | (2 * b - 1 < scale.limit - 1 ? 0x7fff0000u : 0u);
+      parts.x |= nan;
+      parts.y |= nan;
+    }
+    return parts;
+  }
+
+  template <bool kAnyValue>
+  CUTLASS_DEVICE static void store(OperandScale<SplitFloat> const& scale, uint32_t address, uint4 const& v) {
+    uint2 const ab = pair<kAnyValue>(scale, v.x, v.y);
+    uint2 const cd = pair<kAnyValue>(scale, v.z, v.w);
+    store_shared(address, make_uint2(ab.x, cd.x));
+    store_shared(address ^ kLowPart, make_uint2(ab.y, cd.y));
+  }
+};
 
 }  // namespace convt3d::sm90

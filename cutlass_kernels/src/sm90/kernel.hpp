@@ -5,11 +5,14 @@
 // schedules and loads (add, weights) and three that store y.
 #pragma once
 
+#include <type_traits>
+
 #include "cutlass/arch/reg_reconfig.h"
+#include "dependent_launch.hpp"
 #include "sm90/cold_path.hpp"
 #include "sm90/collective_epilogue.hpp"
 #include "sm90/collective_mainloop.hpp"
-#include "sm90/dependent_launch.hpp"
+#include "sm90/split_route.hpp"
 
 namespace convt3d::sm90 {
 
@@ -19,11 +22,15 @@ struct Kernel {
   using Epilogue = CollectiveEpilogue<T, kChannelsLast, Tail>;
   using Accumulators = typename Mainloop::Accumulators;
 
-  // Registers of a thread, 65536 in all: 16-bit types have twice the accumulators and half the bytes of x. Found by
-  // compiling: the nearest multiples of eight without spills in any role.
+  // Registers of a thread, 65536 in all: 16-bit types have twice the accumulators and half the bytes of x, SplitFloat
+  // twice the accumulators and all the bytes. Found by compiling: the nearest multiples of eight without spills in any
+  // role.
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
   static constexpr int kThreads = (kGroups + 2) * 128;
-  static constexpr int kConsumerRegisters = sizeof(T) == 4 ? (kChannelsLast ? 136 : 144) : kChannelsLast ? 176 : 168;
-  static constexpr int kIoRegisters = sizeof(T) == 4 ? 48 : 32;
+  static constexpr int kConsumerRegisters = kSplit           ? 168
+                                            : sizeof(T) == 4 ? (kChannelsLast ? 136 : 144)
+                                                             : (kChannelsLast ? 176 : 168);
+  static constexpr int kIoRegisters = sizeof(T) == 4 && !kSplit ? 48 : 32;
   static constexpr int kLoaderRegisters = 512 - kGroups * kConsumerRegisters - kIoRegisters;
   static_assert(128 * (kGroups * kConsumerRegisters + kLoaderRegisters + kIoRegisters) <= 65536);
 
@@ -32,6 +39,10 @@ struct Kernel {
     typename Epilogue::SharedStorage epilogue;
     TileScheduler::SharedStorage scheduler;
     int32_t suspect;  // this CTA met values of x that may make sums non-finite
+    SuspectRuns suspect_runs;
+    SplitRoute::SharedStorage route;
+    OperandScale<T> x_scale;
+    ResultScale<T> result_scale;
   };
 
   static_assert(sizeof(SharedStorage) <= kBarrierBytes, "config.hpp reserves too little");
@@ -44,7 +55,8 @@ struct Kernel {
     unsigned char* stages = weights + params.mainloop.weight_blocks * kWeightBlockBytes;
     int const stage_bytes = params.mainloop.stage_bytes * params.mainloop.stages;
     unsigned char* ring = stages + stage_bytes;
-    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ring + params.epilogue.ring * kUnitBytes);
+    unsigned char* item_table = ring + params.epilogue.ring * kUnitBytes;
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(item_table + (kSplit ? kItemTableBytes : 0));
 
     int const thread = threadIdx.x;
     int const warp = cutlass::canonical_warp_idx_sync();
@@ -55,6 +67,7 @@ struct Kernel {
       Epilogue::init(shared.epilogue);
       TileScheduler::init(shared.scheduler);
       shared.suspect = 0;
+      shared.suspect_runs.init();
       cutlass::arch::fence_barrier_init();
     }
     // Slab rows and channels that no loader writes must multiply as zeros.
@@ -63,6 +76,18 @@ struct Kernel {
     }
     cutlass::arch::fence_view_async_shared();
     __syncthreads();
+
+    if constexpr (kSplit) {
+      let_next_kernel_start();  // the sm80 family's, which waits for this one
+      wait_for_previous_kernel();
+      SplitRoute::Scales scales;
+      if (!SplitRoute::decide(params.split, shared.route, cls, thread, kThreads, scales)) return;
+      if (thread == 0) {
+        shared.x_scale = {scales.x_factor(), 2 * smallest_split(scales.x)};
+        shared.result_scale = {scales.inverse(0), scales.inverse(1)};
+      }
+      __syncthreads();
+    }
 
     if (warp >= kGroups * 4 + kLoaderWarps) {
       cutlass::arch::warpgroup_reg_dealloc<kIoRegisters>();
@@ -81,7 +106,7 @@ struct Kernel {
       cutlass::arch::warpgroup_reg_alloc<kLoaderRegisters>();
       auto flag = [&] { *static_cast<int32_t volatile*>(&shared.suspect) = 1; };
       Mainloop::Loader::load(params.mainloop, params.scheduler, shared.mainloop.full, shared.mainloop.empty,
-                             shared.scheduler, stages, thread - kGroups * 128, flag);
+                             shared.scheduler, stages, item_table, shared.x_scale, thread - kGroups * 128, flag);
       __syncwarp();
       if (cutlass::canonical_lane_idx() == 0) shared.epilogue.stored.arrive();
     } else {
@@ -98,13 +123,16 @@ struct Kernel {
     int const group = warp / 4;
     DeviceProgram const& program = m.program[group];
 
-    int const first_channel = Epilogue::first_channel(cls, warp, lane);
     float bias[Epilogue::kChannels];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Epilogue::kChannels; ++i) {
-      int const channel = first_channel + i * Epilogue::kChannelStep;
-      bias[i] = e.has_bias && channel < e.out_channels ? Epilogue::value(e.bias, channel * e.bias_stride) : 0.f;
-    }
+    auto load_bias = [&] {
+      int const first_channel = Epilogue::first_channel(cls, warp, lane);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Epilogue::kChannels; ++i) {
+        int const channel = first_channel + i * Epilogue::kChannelStep;
+        bias[i] = e.has_bias && channel < e.out_channels ? Epilogue::value(e.bias, channel * e.bias_stride) : 0.f;
+      }
+    };
+    if (!kSplit) load_bias();
 
     uint64_t const weight_base = Mainloop::weights_descriptor(weights + program.first_block * kWeightBlockBytes);
     uint64_t const x_base = Mainloop::positions_descriptor(m, stages);
@@ -121,11 +149,19 @@ struct Kernel {
       int const number = scheduler.fetch();
       if (number == TileScheduler::kEnd) break;
       TileScheduler::Run const run = TileScheduler::decode(params.scheduler, number);
-      typename Epilogue::FlatAdd const flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
+      typename Epilogue::FlatAdd flat;
+      if (!kSplit) flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
       for (int tile = 0; tile < run.length; ++tile) {
         Accumulators acc;
         bool const keep = m.keep != 0 && tile + 1 < run.length;
         RingState const next = Mainloop::mma(m, program, shared.mainloop, weight_base, x_base, stage, keep, lane, acc);
+        if constexpr (kSplit) {
+          bool const nan = shared.result_scale.template apply<kChannelsLast>(acc);
+          if (__any_sync(0xffffffffu, nan) && lane == 0) shared.suspect_runs.add(number);
+          // Not before the products, where registers are scarcest.
+          load_bias();
+          flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
+        }
         Epilogue::update(e, shared.epilogue, ring, unit, index, lane, bias, flat, acc);
         Mainloop::release_rest(m, program, shared.mainloop, stage, keep, lane);
         stage = next;
@@ -136,11 +172,18 @@ struct Kernel {
 
     // Cold path, after every store of this CTA has reached memory.
     shared.epilogue.stored.wait(0);
-    bool suspect = *static_cast<int32_t volatile*>(&shared.suspect) != 0;
-    for (int i = 0; i < params.cold.weight_suspects; ++i) suspect = suspect || params.cold.weight_suspect[i] != 0;
-    if (suspect) {
-      asm volatile("fence.proxy.async;" ::: "memory");
-      recompute<T>(params, cls, threadIdx.x, kGroups * 128);
+    if constexpr (kSplit) {
+      if (shared.suspect_runs.count() > 0) {
+        asm volatile("fence.proxy.async;" ::: "memory");
+        recompute_listed<T>(params, shared.suspect_runs, cls);
+      }
+    } else {
+      bool suspect = *static_cast<int32_t volatile*>(&shared.suspect) != 0;
+      for (int i = 0; i < params.cold.weight_suspects; ++i) suspect = suspect || params.cold.weight_suspect[i] != 0;
+      if (suspect) {
+        asm volatile("fence.proxy.async;" ::: "memory");
+        recompute<T>(params, cls);
+      }
     }
   }
 };

@@ -19,45 +19,101 @@ template <>
 struct Of<float, false> : cute::SM90::GMMA::MMA_64x128x8_F32TF32TF32_SS_TN<> {};
 template <>
 struct Of<float, true> : cute::SM90::GMMA::MMA_64x64x8_F32TF32TF32_SS_TN<> {};
+template <>
+struct Of<SplitFloat, false> : cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, Major::K> {};
+template <>
+struct Of<SplitFloat, true> : cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, Major::K> {};
 template <bool kChannelsLast>
 struct Of<__half, kChannelsLast> : cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, Major::K> {};
 template <bool kChannelsLast>
 struct Of<__nv_bfloat16, kChannelsLast> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::K, Major::K> {};
 }  // namespace mma_atom
 
+/// Sums of products: SplitFloat's hi hi go into one, its hi lo and lo hi, which count 2^-11 of it, into another.
+template <class T>
+constexpr int kSumsOf = 1;
+template <>
+constexpr int kSumsOf<SplitFloat> = 2;
+
 template <class T, bool kChannelsLast>
 struct Multiply {
   using Atom = mma_atom::Of<T, kChannelsLast>;
   static constexpr int kParts = kChannelsLast || sizeof(T) == 2 ? 2 : 1;
   static constexpr int kRegisters = kChannelsLast ? 2 * class_channels(sizeof(T)) : 64;  // of a part
-  static constexpr int kSteps = sizeof(T);       // of 32 bytes of channels: 32 channels
   static constexpr int kHalves = 4 / sizeof(T);  // blocks of 32 channels in a slab
-  using Accumulators = float[kParts][kRegisters];
+  static constexpr int kRows = kSumsOf<T> * kParts;
+  using Accumulators = float[kRows][kRegisters];  // sum after sum, each of all parts
 
   // In descriptor units of 16 bytes: from one part to the next (weight rows, or positions along W), from step to step.
   static constexpr int kWeightsPart = kChannelsLast ? 0 : kWeightBlockBytes / 2 / 16;
   static constexpr int kPositionsPart = kChannelsLast ? 8 * 128 / 16 : 0;
-  static constexpr int kStep = 2;
+  static constexpr int kStep = 2;             // 32 bytes along K
+  static constexpr int kLow = kLowPart / 16;  // to the lo parts
 
   /// All products of one block.
   CUTLASS_DEVICE static void block(uint64_t weights, uint64_t positions, Accumulators& acc, bool accumulate) {
+    if constexpr (kSumsOf<T> == 1) {
+      steps<sizeof(T)>(weights, positions, acc, 0, accumulate);
+    } else {
+      steps<2>(weights, positions, acc, 0, accumulate);
+      steps<2>(weights, positions + kLow, acc, kParts, accumulate);
+      steps<2>(weights + kLow, positions, acc, kParts, true);
+    }
+  }
+
+ private:
+  /// `kSteps` steps along K into the rows from `row`.
+  template <int kSteps>
+  CUTLASS_DEVICE static void steps(uint64_t weights, uint64_t positions, Accumulators& acc, int row, bool accumulate) {
     CUTLASS_PRAGMA_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       CUTLASS_PRAGMA_UNROLL
       for (int part = 0; part < kParts; ++part) {
         uint64_t const w = weights + (part * kWeightsPart + k * kStep);
         uint64_t const x = positions + (part * kPositionsPart + k * kStep);
-        fma(kChannelsLast ? x : w, kChannelsLast ? w : x, acc[part], accumulate || k > 0,
+        fma(kChannelsLast ? x : w, kChannelsLast ? w : x, acc[row + part], accumulate || k > 0,
             std::make_index_sequence<kRegisters>{});
       }
     }
   }
 
- private:
   template <size_t... I>
   CUTLASS_DEVICE static void fma(uint64_t a, uint64_t b, float (&acc)[kRegisters], bool accumulate,
                                  std::index_sequence<I...>) {
     Atom::fma(a, b, acc[I]..., accumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
+  }
+};
+
+/// From sums to the convolution's values. In shared memory.
+template <class T>
+struct ResultScale {};
+
+template <>
+struct ResultScale<SplitFloat> {
+  float inverse[2];  // of both operands' scales, in two factors; the second is nearly always 1
+
+  /// Adds the sum of small products to the other, in place. Whether a result is nan.
+  template <bool kChannelsLast, int kRows, int kRegisters>
+  CUTLASS_DEVICE bool apply(float (&acc)[kRows][kRegisters]) const {
+    constexpr int kParts = kRows / kSumsOf<SplitFloat>;
+    constexpr float kSmall = 1.0f / (1 << kSplitShift);
+    float const volatile* const from = inverse;
+    float const first = from[0];
+    float const second = from[1];
+    bool nan = false;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kParts * kRegisters; ++i) {
+      float& sum = acc[i / kRegisters][i % kRegisters];
+      sum = fmaf(acc[kParts + i / kRegisters][i % kRegisters], kSmall, sum) * first;
+      // A nan of x reaches every weight row, so one of them tells: register 4 j + 2 half + b is row lane / 4 + 8 half,
+      // column 8 j + 2 (lane mod 4) + b.
+      if (kChannelsLast ? i % kRegisters < 4 && i % 2 == 0 : i % 4 < 2) nan = nan || sum != sum;
+    }
+    if (second != 1.0f) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kParts * kRegisters; ++i) acc[i / kRegisters][i % kRegisters] *= second;
+    }
+    return nan;
   }
 };
 

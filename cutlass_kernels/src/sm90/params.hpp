@@ -9,6 +9,7 @@
 
 #include "cutlass/fast_math.h"
 #include "sm90/config.hpp"
+#include "sm90/split.hpp"
 
 namespace convt3d::sm90 {
 
@@ -96,11 +97,23 @@ struct ColdParams {
   int32_t weight_suspects;
 };
 
+/// For SplitFloat alone (split_route.hpp).
+struct SplitParams {
+  ScanResult* scan;
+  int32_t scans;
+  int32_t weight_results;         // per class and block
+  int32_t* weights_do_not_split;  // likewise: whether one of its values does not
+  int32_t* weight_exponent;       // per class, of the scale
+  int32_t* declined;              // out: whether the sm80 family is to compute the problem
+  int64_t too_many;               // more sampled values than this are too many that do not split
+};
+
 struct KernelParams {
   MainloopParams mainloop;
   EpilogueParams epilogue;
   SchedulerParams scheduler;
   ColdParams cold;
+  SplitParams split;
 };
 
 }  // namespace convt3d::sm90

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sm90/dependent_launch.hpp"
+#include "dependent_launch.hpp"
 #include "sm90/element.hpp"
 #include "sm90/weights.hpp"
 
@@ -31,21 +31,10 @@ __global__ void write_images(__grid_constant__ WeightParams const p) {
     int64_t const rest = i / 32 / kRows;
     int const slot = static_cast<int>(rest % p.blocks);
     int const cls = static_cast<int>(rest / p.blocks);
-    int const group = slot >= p.program[0].count() ? 1 : 0;
-    GroupProgram const& program = p.program[group];
-    Block const block = program.block(group == 0 ? slot : slot - p.program[0].count());
-    BlockRow const target = block_row(p.channels_last, kElement, cls, group, row);
-    int const in_channel = block.channel_block * 32 + k;
-    bool live = target.channel < p.out_channels && in_channel < p.in_channels;
-    int64_t offset = in_channel * p.weight_stride[0] + target.channel * p.weight_stride[1];
-    for (int axis = 0; axis < 3; ++axis) {
-      int const tap = tap_of(target.parity[axis], p.window_lo[axis] + block.delta[axis], p.padding[axis]);
-      live = live && tap >= 0 && tap < p.kernel[axis];
-      offset += tap * p.weight_stride[2 + axis];
-    }
+    WeightPlace const place = weight_place(p, kElement, cls, slot, row, k);
     decltype(operand_bits(T{})) bits = 0;
-    if (live) {
-      T const value = static_cast<T const*>(p.weight)[offset];
+    if (place.live) {
+      T const value = static_cast<T const*>(p.weight)[place.offset];
       suspect = suspect || Element<T>::suspect(value);
       bits = operand_bits(value);
     }

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "family.hpp"
+#include "sm80/conditional.hpp"
 #include "sm90/launch.hpp"
 #include "sm90/stream/params.hpp"
 #include "sm90/support.hpp"
@@ -15,8 +16,19 @@ bool streams(Problem const& p, int multiprocessors) {
   return sm90::choose_mainloop(p, multiprocessors) == sm90::Mainloop::kStream;
 }
 
+/// In ieee mode the sm80 family computes what this one's arithmetic does not hold, so it must take the problem too.
+Status supported(Problem const& p, convt3d_device const& device, Message& message) {
+  Status const status = sm90::supported(p, device, message);
+  return status == CONVT3D_OK && sm90::uses_split(p) ? sm80_family()->supported(p, device, message) : status;
+}
+
+size_t sm80_workspace_offset(Problem const& p) {
+  return (sm90::workspace_layout(p, sm90::choose_config(p)).bytes + 255) / 256 * 256;
+}
+
 size_t workspace_bytes(Problem const& p, convt3d_device const& device) {
   if (element_count(y_shape(p)) == 0) return 0;
+  if (sm90::uses_split(p)) return sm80_workspace_offset(p) + sm80_family()->workspace_bytes(p, device);
   return streams(p, device.multiprocessors) ? sm90::stream::workspace_layout(p).bytes
                                             : sm90::workspace_layout(p, sm90::choose_config(p)).bytes;
 }
@@ -53,6 +65,7 @@ sm90::Launch* instance(Problem const& p) {
   bool const last = sm90::form(p).channels_last;
   if (p.dtype == CONVT3D_F16) return last ? sm90::launch_ndhwc_f16 : sm90::launch_ncdhw_f16;
   if (p.dtype == CONVT3D_BF16) return last ? sm90::launch_ndhwc_bf16 : sm90::launch_ncdhw_bf16;
+  if (sm90::uses_split(p)) return last ? sm90::launch_ndhwc_ieee : sm90::launch_ncdhw_ieee;
   return last ? sm90::launch_ndhwc_tf32 : sm90::launch_ncdhw_tf32;
 }
 
@@ -78,17 +91,27 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
   }
   int64_t const runs = static_cast<int64_t>(kernel_params.scheduler.runs) * kernel_params.scheduler.classes;
   int const ctas = static_cast<int>(runs < multiprocessors ? runs : multiprocessors);
-  error = sm90::prepare_weights(weight_params, static_cast<convt3d_dtype>(p.dtype), stream);
-  if (error != cudaSuccess) return fail("cannot launch the weight kernel", error, message);
+  bool const split = sm90::uses_split(p);
+  if (split) {
+    sm90::ScanParams scan;
+    sm90::fill_split_params(kernel_params, scan, p, config, t);
+    error = sm90::prepare_split({weight_params, kernel_params.split, scan}, stream);
+  } else {
+    error = sm90::prepare_weights(weight_params, static_cast<convt3d_dtype>(p.dtype), stream);
+  }
+  if (error != cudaSuccess) return fail("cannot launch the pre-kernel", error, message);
   error = instance(p)(kernel_params, sm90::shared_bytes(p, config.stages, config.ring), ctas, stream);
   if (error != cudaSuccess) return fail("cannot launch the kernel", error, message);
-  return CONVT3D_OK;
+  if (!split) return CONVT3D_OK;
+  convt3d_tensors rest = t;
+  rest.workspace = static_cast<unsigned char*>(t.workspace) + sm80_workspace_offset(p);
+  return sm80::run_if(p, rest, kernel_params.split.declined, multiprocessors, stream, message);
 }
 
 }  // namespace
 
 Family const* sm90_family() {
-  static constexpr Family family{CONVT3D_KERNEL_SM90, sm90::supported, workspace_bytes, run, sm90::worthwhile};
+  static constexpr Family family{CONVT3D_KERNEL_SM90, supported, workspace_bytes, run, sm90::worthwhile};
   return &family;
 }
 

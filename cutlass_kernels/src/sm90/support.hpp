@@ -48,7 +48,6 @@ inline void want_copyable(Refusal& r, Problem const& p, char const* const (&name
 inline Status supported(Problem const& p, convt3d_device const& device, Message& message) {
   Refusal r(message);
   r.want(device.compute_capability == 90, "compute capability", device.compute_capability, "90");
-  if (p.dtype == CONVT3D_F32) r.want(uses_tf32(p), "precision of float32", p.precision, "1 (tf32)");
   r.want(p.groups == 1, "groups", p.groups, "1");
   if (!r.none()) return r.status();
 
@@ -81,6 +80,10 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
   r.want(p.batch * out[0] <= (int64_t{1} << 30), "batch * output size along D", p.batch * out[0], "at most 2^30");
   r.want(element_count(y_shape(p)) == 0 || tiling(p, 1).runs * class_count(p) <= (int64_t{1} << 30), "number of tiles",
          tiling(p, 1).runs, "at most 2^30 over all channels");
+  if (uses_split(p)) {
+    bool const resident = choose_mainloop(p, device.multiprocessors) == Mainloop::kResident;
+    r.want(resident, "precision of float32", p.precision, "1 (tf32) where the weights do not stay in shared memory");
+  }
   // An empty output launches nothing, whatever the rest is.
   if (!r.none() || element_count(y_shape(p)) == 0) return r.status();
 

@@ -33,6 +33,7 @@ struct TileScheduler {
     TransactionBarrier full[kScheduleSlots];
     Barrier empty[kScheduleSlots];
     int32_t run[kScheduleSlots];
+    int32_t first_claim;  // the first run of the class that no CTA starts with; for the load thread
   };
 
   static constexpr int kReaders = kGroups * 4 + kLoaderWarps;  // warps
@@ -72,21 +73,21 @@ struct TileScheduler {
     SharedStorage& shared;
 
     CUTLASS_DEVICE Producer(Params const& params_, SharedStorage& shared_, int cta, int ctas)
-        : params(params_), shared(shared_), cls_(cta % params_.classes), owner_(cta), next_(cta / params_.classes) {
-      base_ = (ctas - cls_ + params.classes - 1) / params.classes;
+        : params(params_), shared(shared_), cls_(cta % params_.classes), next_(cta / params_.classes) {
+      shared.first_claim = (ctas - cls_ + params.classes - 1) / params.classes;
       publish();
     }
 
     /// Starts the published run (or kEnd) and claims the one after it.
     CUTLASS_DEVICE int start() {
-      if (published_ != kEnd) next_ = base_ + atomicAdd(params.counters + cls_, 1);
+      if (published_ != kEnd) next_ = shared.first_claim + atomicAdd(params.counters + cls_, 1);
       return published_;
     }
 
     /// To be called once after each start() that did not return kEnd.
     CUTLASS_DEVICE void publish() {
       published_ = next_ < params.runs ? next_ : kEnd;
-      if (published_ != kEnd) params.owners[static_cast<int64_t>(cls_) * params.runs + published_] = 1 + owner_;
+      if (published_ != kEnd) params.owners[static_cast<int64_t>(cls_) * params.runs + published_] = 1 + blockIdx.x;
       shared.empty[state_.slot].wait(state_.phase ^ 1);
       shared.run[state_.slot] = published_;
       shared.full[state_.slot].arrive();
@@ -94,7 +95,7 @@ struct TileScheduler {
     }
 
    private:
-    int cls_, owner_, next_, base_, published_;
+    int cls_, next_, published_;
     RingState state_;
   };
 

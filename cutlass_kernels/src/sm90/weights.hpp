@@ -26,6 +26,30 @@ struct WeightParams {
   int32_t* suspect;  // one per CTA of this kernel: whether it saw a weight that may make sums non-finite
 };
 
+/// Which weight stands in row `row`, input channel `k` of weight block `slot` of a class.
+struct WeightPlace {
+  bool live;       // there is one; the image has a zero elsewhere
+  int64_t offset;  // elements
+};
+
+#if defined(__CUDACC__)
+__device__ inline WeightPlace weight_place(WeightParams const& p, int element, int cls, int slot, int row, int k) {
+  int const group = slot >= p.program[0].count() ? 1 : 0;
+  GroupProgram const& program = p.program[group];
+  Block const block = program.block(group == 0 ? slot : slot - p.program[0].count());
+  BlockRow const target = block_row(p.channels_last, element, cls, group, row);
+  int const in_channel = block.channel_block * 32 + k;
+  WeightPlace place{target.channel < p.out_channels && in_channel < p.in_channels,
+                    in_channel * p.weight_stride[0] + target.channel * p.weight_stride[1]};
+  for (int axis = 0; axis < 3; ++axis) {
+    int const tap = tap_of(target.parity[axis], p.window_lo[axis] + block.delta[axis], p.padding[axis]);
+    place.live = place.live && tap >= 0 && tap < p.kernel[axis];
+    place.offset += tap * p.weight_stride[2 + axis];
+  }
+  return place;
+}
+#endif
+
 /// Enqueues the pre-kernel. The main kernel may be launched as its programmatic dependent.
 cudaError_t prepare_weights(WeightParams const& params, convt3d_dtype dtype, cudaStream_t stream);
 

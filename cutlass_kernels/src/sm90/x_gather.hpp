@@ -7,6 +7,8 @@
 // `item` (the place of piece `index`), `load` and `store`.
 #pragma once
 
+#include <type_traits>
+
 #include "sm90/element.hpp"
 #include "sm90/params.hpp"
 
@@ -30,12 +32,6 @@ CUTLASS_DEVICE uint4 load_vector(void const* at, uint64_t policy) {
   return v;
 }
 
-template <class T, bool kAnyValue>
-CUTLASS_DEVICE void store_operands(uint32_t address, uint4 const& v) {
-  store_shared(address, make_uint4(operand_word<T, kAnyValue>(v.x), operand_word<T, kAnyValue>(v.y),
-                                   operand_word<T, kAnyValue>(v.z), operand_word<T, kAnyValue>(v.w)));
-}
-
 /// The slab that is being read: position (0, 0) relative to the tile, which may lie outside the tensor.
 template <class T>
 struct SlabSource {
@@ -52,20 +48,21 @@ struct TransposingGather {
   static constexpr int kReads = kVector;                     // 16-byte reads of a piece
   static constexpr int kFastItems = sizeof(T) == 4 ? 3 : 1;  // of a thread, where a slab is one chunk
   static constexpr int kItems = 1;                           // elsewhere
+  static constexpr bool kPacked = std::is_same_v<T, SplitFloat>;
 
   struct Piece {
     uint4 v[kReads];
   };
 
   /// A piece's place, (channels, H row, W vector) with W fastest for coalesced reads.
-  struct Item {
+  struct alignas(8) Item {
     int32_t offset;  // elements from the source's corner
     int32_t row;     // H row; far outside if there is no such item
     int16_t w;       // first W position relative to the tile
     int16_t group;   // of channels
-    // Where its W positions go: addresses for fp32; for 16-bit types, which have eight, the first slab row, and the
-    // channel group above a bit for each position that the slab has.
-    uint32_t place[sizeof(T) == 4 ? 4 : 2];
+    // Where its W positions go: addresses for fp32 (SplitFloat: two in a word, in units of 8 bytes); for 16-bit types,
+    // which have eight, the first slab row, and the channel group above a bit for each position that the slab has.
+    uint32_t place[sizeof(T) == 4 && !kPacked ? 4 : 2];
   };
 
   CUTLASS_DEVICE static Item item(MainloopParams const& p, int index, int items) {
@@ -85,7 +82,12 @@ struct TransposingGather {
       bool const inside = exists && slab_column + j >= 0 && slab_column + j < p.slab_columns;
       if constexpr (sizeof(T) == 4) {
         int const slab_row = inside ? (slab_column + j) * p.slab_pitch + row : p.slab_pitch * p.slab_columns;
-        it.place[j] = slab_offset(slab_row, group % 8);
+        int const offset = Operands<T>::slab_offset(slab_row, group % 8);
+        if constexpr (!kPacked) {
+          it.place[j] = offset;
+        } else {
+          it.place[j / 2] = (j % 2 == 0 ? 0 : it.place[j / 2]) | static_cast<uint32_t>(offset / 8) << (j % 2 * 16);
+        }
       } else {
         wanted |= static_cast<uint32_t>(inside) << j;
       }
@@ -109,7 +111,8 @@ struct TransposingGather {
   }
 
   template <bool kAnyValue>
-  CUTLASS_DEVICE static void store(MainloopParams const& p, uint32_t stage, Item const& it, Piece const& piece) {
+  CUTLASS_DEVICE static void store(MainloopParams const& p, OperandScale<T> const& scale, uint32_t stage,
+                                   Item const& it, Piece const& piece) {
     uint32_t const* v = reinterpret_cast<uint32_t const*>(&piece);
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kVector; ++j) {
@@ -117,15 +120,17 @@ struct TransposingGather {
       CUTLASS_PRAGMA_UNROLL
       for (int c = 0; c < 4; ++c) {
         if constexpr (sizeof(T) == 4) {
-          word[c] = operand_word<T, kAnyValue>(v[4 * c + j]);
+          word[c] = v[4 * c + j];
         } else {
           // Channels 2 c and 2 c + 1 of W position j.
           word[c] = __byte_perm(v[8 * c + j / 2], v[8 * c + 4 + j / 2], j % 2 == 0 ? 0x5410 : 0x7632);
         }
       }
       uint4 const out = make_uint4(word[0], word[1], word[2], word[3]);
-      if constexpr (sizeof(T) == 4) {
-        store_shared(stage + it.place[j], out);
+      if constexpr (kPacked) {
+        Operands<T>::template store<kAnyValue>(scale, stage + (it.place[j / 2] >> j % 2 * 16 & 0xffffu) * 8, out);
+      } else if constexpr (sizeof(T) == 4) {
+        Operands<T>::template store<kAnyValue>(scale, stage + it.place[j], out);
       } else if ((it.place[1] >> j & 1) != 0) {
         int const row = static_cast<int>(it.place[0]) + j * p.slab_pitch;
         store_shared(stage + slab_offset(row, static_cast<int>(it.place[1] >> kVector)), out);
@@ -162,8 +167,8 @@ struct ElementGather {
     it.offset = static_cast<int32_t>(kVector * group * p.x_stride[1] + row * p.x_stride[3]) + it.w;
     it.row = exists ? row : (1 << 30);
     int const slab_column = it.w - p.window_lo[2];
-    it.address =
-        slab_offset(exists ? slab_column * p.slab_pitch + row : p.slab_pitch * p.slab_columns, exists ? group : 0);
+    it.address = Operands<T>::slab_offset(exists ? slab_column * p.slab_pitch + row : p.slab_pitch * p.slab_columns,
+                                          exists ? group : 0);
     return it;
   }
 
@@ -175,15 +180,16 @@ struct ElementGather {
     uint32_t words[4] = {0, 0, 0, 0};
     CUTLASS_PRAGMA_UNROLL
     for (int c = 0; c < kVector; ++c) {
-      uint32_t const bits = live ? Element<T>::bits(__ldg(from.corner + it.offset + c * p.x_stride[1])) : 0;
+      uint32_t const bits = live ? Element<T>::bits(load_constant(from.corner + it.offset + c * p.x_stride[1])) : 0;
       words[c * sizeof(T) / 4] |= bits << (c * sizeof(T) % 4 * 8);
     }
     piece.v[0] = make_uint4(words[0], words[1], words[2], words[3]);
   }
 
   template <bool kAnyValue>
-  CUTLASS_DEVICE static void store(MainloopParams const&, uint32_t stage, Item const& it, Piece const& piece) {
-    store_operands<T, kAnyValue>(stage + it.address, piece.v[0]);
+  CUTLASS_DEVICE static void store(MainloopParams const&, OperandScale<T> const& scale, uint32_t stage, Item const& it,
+                                   Piece const& piece) {
+    Operands<T>::template store<kAnyValue>(scale, stage + it.address, piece.v[0]);
   }
 };
 
@@ -200,11 +206,23 @@ struct RowGather {
   };
 
   /// (H row, W position, channels) with channels fastest.
-  struct Item {
+  struct WideItem {
     int32_t offset;  // elements from the source's corner
     int16_t row, w;  // as above
-    uint32_t address;
+    uint32_t place;
+
+    CUTLASS_DEVICE uint32_t address() const { return place; }
+    CUTLASS_DEVICE void set_address(int at) { place = static_cast<uint32_t>(at); }
   };
+  struct alignas(8) PackedItem {
+    int32_t offset;
+    int8_t row, w;
+    uint16_t place;  // 8 bytes
+
+    CUTLASS_DEVICE uint32_t address() const { return place * 8u; }
+    CUTLASS_DEVICE void set_address(int at) { place = static_cast<uint16_t>(at / 8); }
+  };
+  using Item = std::conditional_t<std::is_same_v<T, SplitFloat>, PackedItem, WideItem>;
 
   CUTLASS_DEVICE static Item item(MainloopParams const& p, int index, int items) {
     Item it;
@@ -212,11 +230,11 @@ struct RowGather {
     p.divide_fastest(rest, group, index);
     p.divide_second(row, column, rest);
     bool const exists = index < items;
-    it.w = static_cast<int16_t>(column + p.fetch_lo);
-    it.row = static_cast<int16_t>(exists ? row : -0x4000);
+    it.w = static_cast<decltype(it.w)>(column + p.fetch_lo);
+    it.row = static_cast<decltype(it.row)>(exists ? row : -100);
     it.offset = static_cast<int32_t>(kVector * group + row * p.x_stride[3] + it.w * p.x_stride[4]);
     int const slab_row = exists ? row * p.slab_pitch + it.w - p.window_lo[2] : p.slab_pitch * p.slab_columns;
-    it.address = slab_offset(slab_row, exists ? group : 0);
+    it.set_address(Operands<T>::slab_offset(slab_row, exists ? group : 0));
     return it;
   }
 
@@ -224,14 +242,15 @@ struct RowGather {
                                   Piece& piece) {
     bool const live = it.row >= 0 && static_cast<unsigned>(from.h + it.row) < static_cast<unsigned>(from.height) &&
                       static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]) &&
-                      slab_group(it.address) < from.groups;
+                      Operands<T>::slab_group(it.address()) < from.groups;
     T const* at = live ? from.corner + it.offset : reinterpret_cast<T const*>(&kZeros);
     piece.v[0] = load_vector(at, policy);
   }
 
   template <bool kAnyValue>
-  CUTLASS_DEVICE static void store(MainloopParams const&, uint32_t stage, Item const& it, Piece const& piece) {
-    store_operands<T, kAnyValue>(stage + it.address, piece.v[0]);
+  CUTLASS_DEVICE static void store(MainloopParams const&, OperandScale<T> const& scale, uint32_t stage, Item const& it,
+                                   Piece const& piece) {
+    Operands<T>::template store<kAnyValue>(scale, stage + it.address(), piece.v[0]);
   }
 };
 

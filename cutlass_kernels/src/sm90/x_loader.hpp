@@ -23,8 +23,7 @@ struct XLoader {
   template <class Gather, int kItems>
   struct Chunk {
     typename Gather::Piece piece[kItems];
-    RingState stage;
-    int first;  // item of piece 0
+    int first;  // item of piece 0; not of a slab that is one chunk
     bool last;  // of its slab
   };
 
@@ -33,7 +32,6 @@ struct XLoader {
     TileScheduler::Run run;
     int slices = 0, slab = 0, first = 0;  // slices: left in the run
     int d = 0, depth = 0;                 // plane of x, and its number in the tile
-    RingState stage;
   };
 
   CUTLASS_DEVICE static int item_count(Params const& p) { return p.groups * p.rows * p.fetch_count; }
@@ -41,21 +39,25 @@ struct XLoader {
   /// `flag()` is called where x may not keep sums finite.
   template <class Flag>
   CUTLASS_DEVICE static void load(Params const& p, SchedulerParams const& sp, Barrier* full, Barrier* empty,
-                                  TileScheduler::SharedStorage& schedule, unsigned char* smem, int thread,
+                                  TileScheduler::SharedStorage& schedule, unsigned char* smem,
+                                  unsigned char* item_table, OperandScale<T> const& operand_scale, int thread,
                                   Flag&& flag) {
     if (p.vectorized && item_count(p) <= Vectors::kFastItems * kThreads) {
-      load_as<Vectors, Vectors::kFastItems, true>(p, sp, full, empty, schedule, smem, thread, flag);
+      load_as<Vectors, Vectors::kFastItems, true>(p, sp, full, empty, schedule, smem, item_table, operand_scale, thread,
+                                                  flag);
     } else if (kChannelsLast || p.vectorized) {
-      load_as<Vectors, Vectors::kItems, false>(p, sp, full, empty, schedule, smem, thread, flag);
+      load_as<Vectors, Vectors::kItems, false>(p, sp, full, empty, schedule, smem, item_table, operand_scale, thread,
+                                               flag);
     } else {
-      load_as<ElementGather<T>, 2, false>(p, sp, full, empty, schedule, smem, thread, flag);
+      load_as<ElementGather<T>, 2, false>(p, sp, full, empty, schedule, smem, item_table, operand_scale, thread, flag);
     }
   }
 
   /// `kOneChunk`: a slab is one chunk, whose items are kept in registers.
   template <class Gather, int kItems, bool kOneChunk, class Flag>
   CUTLASS_DEVICE static void load_as(Params const& p, SchedulerParams const& sp, Barrier* full, Barrier* empty,
-                                     TileScheduler::SharedStorage& schedule, unsigned char* smem, int thread,
+                                     TileScheduler::SharedStorage& schedule, unsigned char* smem,
+                                     unsigned char* item_table, OperandScale<T> const& operand_scale, int thread,
                                      Flag&& flag) {
     TileScheduler::Consumer scheduler{schedule, {}};
     int const items = item_count(p);
@@ -63,36 +65,61 @@ struct XLoader {
     uint32_t const smem_address = cute::cast_smem_ptr_to_uint(smem);
     using Item = typename Gather::Item;
     Cursor at;
-    Largest<T> largest;
+    RingState stage;  // of the chunk that is finished next
+    Extremes<T> extremes;
     Chunk<Gather, kItems> even, odd;
     bool even_pending = false, odd_pending = false;
-    Item cached[kItems];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kItems; ++i) cached[i] = Gather::item(p, thread + i * kThreads, items);
+    // Items of a slab that is one chunk: in registers, or in shared memory beside twice the accumulators.
+    constexpr bool kInRegisters = !std::is_same_v<T, SplitFloat>;
+    [[maybe_unused]] Item cached[kInRegisters ? kItems : 1];
+    Item* const table = reinterpret_cast<Item*>(item_table) + thread;
+    if constexpr (kOneChunk) {
+      static_assert(kInRegisters || sizeof(Item) * kItems * kThreads <= kItemTableBytes);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kItems; ++i) {
+        Item const it = Gather::item(p, thread + i * kThreads, items);
+        if constexpr (kInRegisters) {
+          cached[i] = it;
+        } else {
+          table[i * kThreads] = it;
+        }
+      }
+    }
+    auto item = [&](int first, int i) -> Item {
+      if constexpr (!kOneChunk) {
+        return Gather::item(p, first + i * kThreads, items);
+      } else if constexpr (kInRegisters) {
+        return cached[i];
+      } else {
+        return table[i * kThreads];
+      }
+    };
 
     auto finish = [&](Chunk<Gather, kItems> const& chunk) {
-      empty[chunk.stage.slot].wait(chunk.stage.phase ^ 1);
-      uint32_t const slab = smem_address + chunk.stage.slot * p.stage_bytes;
-      Largest<T> most;
+      empty[stage.slot].wait(stage.phase ^ 1);
+      uint32_t const slab = smem_address + stage.slot * p.stage_bytes;
+      OperandScale<T> const scale = operand_scale.read();
+      Extremes<T> seen;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kItems; ++i) {
         CUTLASS_PRAGMA_UNROLL
-        for (int c = 0; c < Gather::kReads; ++c) most.see(chunk.piece[i].v[c]);
+        for (int c = 0; c < Gather::kReads; ++c) seen.see(chunk.piece[i].v[c]);
       }
-      largest.see(most);
+      extremes.see(seen);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kItems; ++i) {
-        Item const it = kOneChunk ? cached[i] : Gather::item(p, chunk.first + i * kThreads, items);
-        if (most.tame()) {
-          Gather::template store<false>(p, slab, it, chunk.piece[i]);
+        Item const it = item(chunk.first, i);
+        if (seen.tame(scale)) {
+          Gather::template store<false>(p, scale, slab, it, chunk.piece[i]);
         } else {
-          Gather::template store<true>(p, slab, it, chunk.piece[i]);
+          Gather::template store<true>(p, scale, slab, it, chunk.piece[i]);
         }
       }
-      if (chunk.last) {
+      if (kOneChunk || chunk.last) {
         // No proxy fence here: it would wait for the loads that are in flight. The consumers have it.
         __syncwarp();
-        if (cutlass::canonical_lane_idx() == 0) full[chunk.stage.slot].arrive();
+        if (cutlass::canonical_lane_idx() == 0) full[stage.slot].arrive();
+        stage.advance(1, p.stages);
       }
     };
 
@@ -122,17 +149,18 @@ struct XLoader {
       from.groups = (p.in_channels - channel) / Gather::kVector;
       from.corner = static_cast<T const*>(p.x) + at.run.n * p.x_stride[0] + channel * p.x_stride[1] +
                     d * p.x_stride[2] + from.h * p.x_stride[3] + from.w * p.x_stride[4];
-      chunk.first = at.first + thread;
-      chunk.stage = at.stage;
+      if (!kOneChunk) chunk.first = at.first + thread;
+      // In ieee mode the last item, which few threads have, takes the registers that the other chunk leaves.
+      constexpr int kLate = kOneChunk && std::is_same_v<Gather, TransposingGather<SplitFloat>> ? 1 : 0;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kItems; ++i) {
-        Item const it = kOneChunk ? cached[i] : Gather::item(p, chunk.first + i * kThreads, items);
-        Gather::load(p, from, it, policy, chunk.piece[i]);
+      for (int i = 0; i < kItems - kLate; ++i) Gather::load(p, from, item(chunk.first, i), policy, chunk.piece[i]);
+      bool last = true;
+      if constexpr (!kOneChunk) {
+        at.first += kItems * kThreads;
+        last = chunk.last = at.first >= items;
+        if (last) at.first = 0;
       }
-      at.first += kItems * kThreads;
-      chunk.last = at.first >= items;
-      if (chunk.last) {
-        at.first = 0;
+      if (last) {
         if (++at.slab == p.slabs) {
           at.slab = 0;
           --at.slices;
@@ -142,10 +170,13 @@ struct XLoader {
             at.d -= p.depth_count - 1;
           }
         }
-        at.stage.advance(1, p.stages);
       }
       if (other_pending) finish(other);
       other_pending = false;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = kItems - kLate; i < kItems; ++i) {
+        Gather::load(p, from, item(chunk.first, i), policy, chunk.piece[i]);
+      }
       return true;
     };
 
@@ -155,7 +186,7 @@ struct XLoader {
       if (!step(odd, even, even_pending)) break;
       odd_pending = true;
     }
-    if (__any_sync(0xffffffffu, largest.suspect())) flag();
+    if (__any_sync(0xffffffffu, extremes.suspect())) flag();
   }
 };
 

@@ -16,17 +16,8 @@ cudaError_t launch_persistent(void (*function)(Params), int threads, Params cons
   cudaError_t const error =
       cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, function, k);
+  return launch_dependent(function, static_cast<unsigned>(ctas), static_cast<unsigned>(threads), shared_bytes, stream,
+                          k);
 }
 
 template <class T, bool kChannelsLast, class Tail>

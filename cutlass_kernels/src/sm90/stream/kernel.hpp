@@ -8,7 +8,7 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
 #include "sm90/cold_path.hpp"
-#include "sm90/dependent_launch.hpp"
+#include "dependent_launch.hpp"
 #include "sm90/stream/epilogue.hpp"
 #include "sm90/stream/mainloop.hpp"
 

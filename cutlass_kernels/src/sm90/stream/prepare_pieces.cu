@@ -3,7 +3,7 @@
 // The pre-kernel: writes the weights, rounded to TF32 where they are fp32, as the pieces that the streaming kernel
 // brings in (stream/geometry.hpp), zeroes its counter, and makes the packed channels-last copy of x, likewise rounded,
 // where x is not read in place and comes in whole vectors.
-#include "sm90/dependent_launch.hpp"
+#include "dependent_launch.hpp"
 #include "sm90/element.hpp"
 #include "sm90/stream/params.hpp"
 
