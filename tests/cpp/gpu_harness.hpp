@@ -193,11 +193,24 @@ inline float nonfinite_draw(Random& random) {
   return random.uniform();
 }
 
-/// Runs `p` on `kernel` twice with seeded data. Expects, by EXPECT_*: every output within the bound, nothing written
+/// Mostly uniform, with a value far below the others now and then.
+inline float few_small_draw(Random& random) {
+  float const value = random.uniform();
+  return random.integer(0, 1999) == 0 ? value * 1e-12f : value;
+}
+
+/// Uniform times a power of ten from 1e-15 to 1e15.
+inline float wide_draw(Random& random) {
+  float const value = random.uniform();
+  return value * std::pow(10.0f, static_cast<float>(random.integer(-15, 15)));
+}
+
+/// Runs `p` on `kernel` twice with seeded data: x, bias and add from `draw`, the weight from `draw_weight` (the same if
+/// null). Expects, by EXPECT_*: every output within the bound, nothing written
 /// outside of y, inputs unchanged, both runs bitwise equal. Where the exact result is infinite or nan, y must be the
 /// same. `worst` receives the largest error / bound.
 [[nodiscard]] inline Outcome run_case(Problem const& p, convt3d_kernel kernel, uint64_t seed, double* worst = nullptr,
-                                      float (*draw)(Random&) = uniform_draw) {
+                                      float (*draw)(Random&) = uniform_draw, float (*draw_weight)(Random&) = nullptr) {
   SCOPED_TRACE(describe(p) + " seed " + std::to_string(seed));
   char text[512] = "";
   convt3d_device device{};
@@ -212,6 +225,7 @@ inline float nonfinite_draw(Random& random) {
 
   Random random(seed);
   auto const next = [&] { return draw(random); };
+  auto const next_weight = [&] { return (draw_weight != nullptr ? draw_weight : draw)(random); };
   Size5 const ys = y_shape(p);
   Size5 const bias_shape{{1, p.out_channels, 1, 1, 1}};
   int64_t const bias_stride[5] = {0, p.bias_stride, 0, 0, 0};
@@ -223,7 +237,7 @@ inline float nonfinite_draw(Random& random) {
   DeviceTensor y_again(ys, p.y_stride, p.dtype, skew_for(p.y_alignment));
   DeviceBuffer workspace(plan.workspace_bytes);
 
-  Tensor x_values = x.fill(next), weight_values = weight.fill(next);
+  Tensor x_values = x.fill(next), weight_values = weight.fill(next_weight);
   Tensor const bias_values = bias.fill(next), add_values = add.fill(next);
   DeviceTensor const* const inputs[] = {&x, &weight, &bias, &add};
   std::vector<std::vector<char>> before;

@@ -67,8 +67,9 @@ class Forward : public testing::TestWithParam<std::tuple<convt3d_kernel, Mode>> 
     return p;
   }
 
-  void run(Problem const& p, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw) {
-    Outcome const outcome = test::run_case(typed(p), kernel(), seed, &worst, draw);
+  void run(Problem const& p, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
+           float (*draw_weight)(test::Random&) = nullptr) {
+    Outcome const outcome = test::run_case(typed(p), kernel(), seed, &worst, draw, draw_weight);
     if (outcome == Outcome::kNotSupported) {
       ++not_supported;
       EXPECT_NE(kernel(), CONVT3D_KERNEL_SM80) << test::describe(p);
@@ -237,6 +238,26 @@ TEST_P(Forward, NonFiniteOperands) {
         run(p, static_cast<uint64_t>(channels + order), test::nonfinite_draw);
       }
     }
+  }
+}
+
+// fp32 accuracy at any magnitude: a few values far below the others, in x alone and in both operands, inf and nan in x
+// alone, and magnitudes that fill most of the range.
+TEST_P(Forward, MagnitudesInIeeeMode) {
+  if (std::get<1>(GetParam()).dtype != CONVT3D_F32 || std::get<1>(GetParam()).precision != CONVT3D_IEEE) {
+    GTEST_SKIP() << "fp32 in ieee mode";
+  }
+  for (Layout layout : kLayouts) {
+    Problem p = test::cubic_problem(2, 32, 24, 6, 3, 2, 1, 1, layout);
+    p.in_size[2] = 8;
+    test::pack(p, layout);
+    p.has_bias = 1;
+    run(p, 1, test::few_small_draw, test::uniform_draw);
+    run(p, 2, test::few_small_draw);
+    run(p, 3, test::nonfinite_draw, test::uniform_draw);
+    run(p, 4, test::wide_draw, test::uniform_draw);
+    run(p, 5, test::uniform_draw, test::wide_draw);
+    run(p, 6, test::wide_draw);
   }
 }
 

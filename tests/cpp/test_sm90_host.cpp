@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "cases.hpp"
+#include "convt3d/numerics.hpp"
 #include "sm90/support.hpp"
 
 namespace convt3d::sm90 {
@@ -359,6 +361,83 @@ TEST(Sm90Tile, UnitAccessesDoNotConflict) {
   }
 }
 
+// ---- fp32 in two fp16 parts ------------------------------------------------------------------------------------
+
+uint32_t bits_of(double value) { return float_to_bits(static_cast<float>(value)); }
+
+/// The nearest fp16 value, ties to even, as far as there is one.
+double to_half(double value) {
+  if (value == 0) return 0;
+  int const exponent = std::max(std::ilogb(value), -14);
+  double const unit = std::ldexp(1.0, exponent - 10);
+  double const rounded = std::nearbyint(value / unit) * unit;
+  return std::abs(rounded) > 65504 ? std::copysign(HUGE_VAL, rounded) : rounded;
+}
+
+TEST(Sm90Split, ScaleKeepsTheLargestFinite) {
+  for (double largest : {1e-45, 1e-38, 1e-30, 1e-3, 1.0, 1.99, 1.9990234375, 1.99903, 65504.0, 65520.0, 3.4028234e38}) {
+    int const k = split_exponent(bits_of(largest));
+    EXPECT_LE(k, kLargestExponent);
+    EXPECT_GE(k, -kLargestExponent);
+    double const scaled = std::ldexp(static_cast<double>(static_cast<float>(largest)), k);
+    EXPECT_LE(scaled, 65504) << largest;
+    EXPECT_TRUE(std::isfinite(to_half(scaled)));
+    if (k < kLargestExponent) EXPECT_GE(scaled, 32752) << largest;  // half of it is the next step down
+  }
+  EXPECT_EQ(split_exponent(0), 0);
+}
+
+TEST(Sm90Split, PartsHoldWhatSplits) {
+  int splitting = 0;
+  for (double largest : {3e-39, 1e-30, 1.0, 1.9999, 3.4e38}) {
+    int const k = split_exponent(bits_of(largest));
+    for (int step = 0; step < 4000; ++step) {
+      auto const value = static_cast<float>(largest * std::pow(2.0, -0.01 * step) * (step % 3 == 0 ? -1 : 1));
+      double const scaled = std::ldexp(static_cast<double>(value), k);
+      EXPECT_EQ(can_split(float_to_bits(value), k), value == 0 || std::abs(scaled) >= 0x1p-14) << value;
+      if (!can_split(float_to_bits(value), k)) continue;
+      ++splitting;
+      double const hi = to_half(scaled);
+      double const lo = to_half((scaled - hi) * (1 << kSplitShift));
+      EXPECT_LE(std::abs(scaled - hi - lo / (1 << kSplitShift)), std::abs(scaled) * 0x1p-22) << value;
+    }
+  }
+  EXPECT_GT(splitting, 8000);
+  EXPECT_TRUE(can_split(0x80000000u, 0));                  // -0
+  EXPECT_FALSE(can_split(kInfinityBits, 0));               // inf
+  EXPECT_FALSE(can_split(0x7fc00000u, kLargestExponent));  // nan
+  EXPECT_FALSE(can_split(1, kLargestExponent));            // the smallest denormal, at the largest scale
+}
+
+TEST(Sm90Split, EveryValueThatDoesNotSplitIsInABinThatCounts) {
+  for (int k = -kLargestExponent; k <= kLargestExponent; ++k) {
+    for (uint32_t bits = 1; bits < kInfinityBits; bits += 0x1ffff) {
+      if (!can_split(bits, k)) EXPECT_TRUE(bin_counts(exponent_bin(bits), k)) << bits << ' ' << k;
+    }
+    EXPECT_TRUE(bin_counts(exponent_bin(kInfinityBits), k));
+    EXPECT_TRUE(bin_counts(exponent_bin(0x7fc00000u), k));
+  }
+  // Nor does the largest bin of a tensor count as too small.
+  for (double largest : {1e-20, 1.0, 1e30}) {
+    EXPECT_FALSE(bin_counts(exponent_bin(bits_of(largest)), split_exponent(bits_of(largest))));
+  }
+}
+
+/// wgmma reads row r, channel k of the hi parts at byte 2 k of a row of 128, of the lo parts 64 bytes on.
+TEST(Sm90Split, PartsLieWhereWgmmaReadsThem) {
+  for (int row = 0; row < 170; ++row) {
+    for (int k = 0; k < 32; ++k) {
+      int const hi = swizzled(row * 128 + 2 * k, 128);
+      int const lo = swizzled(row * 128 + 64 + 2 * k, 128);
+      int const slab = split_slab_offset(row, k / 4) + k % 4 * 2;
+      EXPECT_EQ(slab, hi);
+      EXPECT_EQ(slab ^ kLowPart, lo);
+      EXPECT_EQ(split_slab_group(split_slab_offset(row, k / 4)), k / 4);
+      if (row < 64) EXPECT_EQ(split_weight_offset(row, k), hi);
+    }
+  }
+}
+
 // ---- configuration ---------------------------------------------------------------------------------------------
 
 TEST(Sm90Config, FitsIntoSharedMemory) {
@@ -412,6 +491,24 @@ TEST(Sm90Supported, TakesTheReferenceInEveryTypeAndFormat) {
   }
 }
 
+TEST(Sm90Supported, TakesTheReferenceInIeeeMode) {
+  for (bool last : {false, true}) {
+    Problem p = reference(CONVT3D_F32, last);
+    p.precision = CONVT3D_IEEE;
+    EXPECT_EQ(refusal(p), "");
+    Config const c = choose_config(p);
+    EXPECT_LE(shared_bytes(p, c.stages, c.ring), kSharedLimit);
+    EXPECT_GE(c.ring, 8);
+    Workspace const w = workspace_layout(p, c);
+    size_t const blocks = static_cast<size_t>(class_count(p) * class_blocks(p));
+    EXPECT_EQ(w.weights + blocks * kWeightBlockBytes, w.scans);
+    EXPECT_LE(w.scans + sizeof(ScanResult) * static_cast<size_t>(scan_ctas(p)), w.weight_results);
+    EXPECT_LE(w.weight_results + blocks * 4, w.weight_exponents);
+    EXPECT_LE(w.weight_exponents + static_cast<size_t>(class_count(p)) * 4, w.declined);
+    EXPECT_LE(w.declined + 4, w.bytes);
+  }
+}
+
 TEST(Sm90Supported, SaysWhatItDoesNotTake) {
   auto with = [](auto change) {
     Problem p = reference();
@@ -420,8 +517,6 @@ TEST(Sm90Supported, SaysWhatItDoesNotTake) {
   };
   EXPECT_EQ(refusal(reference(), {80, 108}), "sm90: compute capability is 80, the kernel takes 90");
   EXPECT_EQ(refusal(reference(), {100, 148}), "sm90: compute capability is 100, the kernel takes 90");
-  EXPECT_EQ(with([](Problem& p) { p.precision = CONVT3D_IEEE; }),
-            "sm90: precision of float32 is 0, the kernel takes 1 (tf32)");
   EXPECT_EQ(with([](Problem& p) { p.groups = 2; }), "sm90: groups is 2, the kernel takes 1");
   EXPECT_EQ(with([](Problem& p) { p.stride[1] = 3; }), "sm90: stride along H is 3, the kernel takes 1 or 2");
   EXPECT_EQ(with([](Problem& p) { p.dilation[0] = 2; }), "sm90: dilation along D is 2, the kernel takes 1");

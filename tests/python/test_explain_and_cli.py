@@ -90,7 +90,7 @@ def library() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and not is_hopper(), reason="the GPU here is not an SM90 one")
-@pytest.mark.parametrize(("setting", "path"), [("tf32", "sm90"), ("ieee", "sm80")])
+@pytest.mark.parametrize(("setting", "path"), [("tf32", "sm90"), ("ieee", "sm90")])
 def test_the_path_of_the_reference_workload(setting: str, path: str, library: None) -> None:
     torch.backends.cudnn.conv.fp32_precision = setting
     e = meta_reference()

@@ -171,6 +171,31 @@ def test_ieee_magnitudes_within_one_tensor(family: Family) -> None:
     assert_accurate(case, scaled, family.call(case, scaled))
 
 
+@own_families
+@pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
+@pytest.mark.parametrize("kind", ["few small", "many small", "zeros", "half"])
+def test_ieee_values_far_below_the_largest(kind: str, channels_last: bool, family: Family) -> None:
+    """Each output is as accurate as its own terms allow, whichever kernel ends up with the work; and repeatable."""
+    case = Case(
+        batch=4, cin=32, cout=64, size=(8, 16, 16), precision="ieee", input_channels_last=channels_last, add="none"
+    )
+    tensors = case.make("cuda")
+    family.require(case, tensors)
+    x = tensors.input
+    if kind == "few small":
+        x[0, 3, 2, 5, 7] = 1e-20
+        x[2, :, 4, 9, 1] = 3e-13
+    elif kind == "many small":
+        x[:, ::3] *= 1e-14
+    elif kind == "zeros":
+        x.zero_()
+    else:
+        x[2:] *= 1e-25
+    result = family.call(case, tensors)
+    assert_accurate(case, tensors, result)
+    assert torch.equal(family.call(case, tensors), result)
+
+
 @pytest.mark.parametrize("family", ["sm80", "aten"], indirect=True)
 def test_report_16_fp16_does_not_overflow_inside(family: Family) -> None:
     x = torch.full((1, 8, 4, 4, 4), 200.0, dtype=torch.float16, device="cuda")
