@@ -382,7 +382,9 @@ TEST(Sm90Split, ScaleKeepsTheLargestFinite) {
     double const scaled = std::ldexp(static_cast<double>(static_cast<float>(largest)), k);
     EXPECT_LE(scaled, 65504) << largest;
     EXPECT_TRUE(std::isfinite(to_half(scaled)));
-    if (k < kLargestExponent) EXPECT_GE(scaled, 32752) << largest;  // half of it is the next step down
+    if (k < kLargestExponent) {
+      EXPECT_GE(scaled, 32752) << largest;  // half of it is the next step down
+    }
   }
   EXPECT_EQ(split_exponent(0), 0);
 }
@@ -412,7 +414,9 @@ TEST(Sm90Split, PartsHoldWhatSplits) {
 TEST(Sm90Split, EveryValueThatDoesNotSplitIsInABinThatCounts) {
   for (int k = -kLargestExponent; k <= kLargestExponent; ++k) {
     for (uint32_t bits = 1; bits < kInfinityBits; bits += 0x1ffff) {
-      if (!can_split(bits, k)) EXPECT_TRUE(bin_counts(exponent_bin(bits), k)) << bits << ' ' << k;
+      if (!can_split(bits, k)) {
+        EXPECT_TRUE(bin_counts(exponent_bin(bits), k)) << bits << ' ' << k;
+      }
     }
     EXPECT_TRUE(bin_counts(exponent_bin(kInfinityBits), k));
     EXPECT_TRUE(bin_counts(exponent_bin(0x7fc00000u), k));
@@ -433,7 +437,9 @@ TEST(Sm90Split, PartsLieWhereWgmmaReadsThem) {
       EXPECT_EQ(slab, hi);
       EXPECT_EQ(slab ^ kLowPart, lo);
       EXPECT_EQ(split_slab_group(split_slab_offset(row, k / 4)), k / 4);
-      if (row < 64) EXPECT_EQ(split_weight_offset(row, k), hi);
+      if (row < 64) {
+        EXPECT_EQ(split_weight_offset(row, k), hi);
+      }
     }
   }
 }
