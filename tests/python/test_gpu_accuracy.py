@@ -177,7 +177,13 @@ def test_ieee_magnitudes_within_one_tensor(family: Family) -> None:
 def test_ieee_values_far_below_the_largest(kind: str, channels_last: bool, family: Family) -> None:
     """Each output is as accurate as its own terms allow, whichever kernel ends up with the work; and repeatable."""
     case = Case(
-        batch=4, cin=32, cout=64, size=(8, 16, 16), precision="ieee", input_channels_last=channels_last, add="none"
+        batch=4,
+        cin=32,
+        cout=64,
+        size=(8, 16, 16),
+        precision="ieee",
+        input_channels_last=channels_last,
+        add="none",
     )
     tensors = case.make("cuda")
     family.require(case, tensors)

@@ -153,6 +153,13 @@ def test_no_kernel_spills(source: Path) -> None:
     assert spills == []
 
 
+@pytest.mark.parametrize("source", cuda_sources(), ids=lambda p: str(p.relative_to(SOURCES)))
+def test_no_wgmma_is_serialised(source: Path) -> None:
+    """ptxas waits behind every wgmma where its registers may be touched meanwhile, and only says so (C7520)."""
+    built("libconvt3d.so")
+    assert "C7520" not in report_of(source)
+
+
 def test_every_family_has_kernels_in_the_report() -> None:
     built("libconvt3d.so")
     architectures: dict[str, set[str]] = {}

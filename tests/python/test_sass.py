@@ -19,7 +19,7 @@ import pytest
 from test_library import built, missing
 
 KERNEL_OF = {
-    "sm90": re.compile(r"^_ZN7convt3d4sm906kernelI"),
+    "sm90": re.compile(r"^_ZN7convt3d4sm90(6stream)?6kernelI"),
     "sm80": re.compile(r"^_ZN7convt3d4sm8012dgrad_kernelI"),
 }
 
