@@ -175,7 +175,7 @@ def test_ieee_magnitudes_within_one_tensor(family: Family) -> None:
 @pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
 @pytest.mark.parametrize("kind", ["few small", "many small", "zeros", "half"])
 def test_ieee_values_far_below_the_largest(kind: str, channels_last: bool, family: Family) -> None:
-    """Each output is as accurate as its own terms allow, whichever kernel ends up with the work; and repeatable."""
+    """Each output is as accurate as its own terms allow, whichever kernel does it; and repeatable."""
     case = Case(
         batch=4,
         cin=32,
