@@ -155,7 +155,7 @@ def test_no_kernel_spills(source: Path) -> None:
 
 @pytest.mark.parametrize("source", cuda_sources(), ids=lambda p: str(p.relative_to(SOURCES)))
 def test_no_wgmma_is_serialised(source: Path) -> None:
-    """ptxas waits behind every wgmma where its registers may be touched meanwhile, and only says so (C7520)."""
+    """ptxas waits behind every wgmma where its registers may be touched meanwhile, and says so (C7520)."""
     built("libconvt3d.so")
     assert "C7520" not in report_of(source)
 
