@@ -72,48 +72,40 @@ struct CollectiveEpilogue {
 
   enum : int32_t { kSkip = 0, kStore = 1, kEnd = 2 };  // UnitBox::store
 
-  // Barriers of a slot, used lap by lap in turn, so that the phase for which a reader may take another is over by then.
-  // A consumer warp that waits for unit i has had one of the kLargestStep units before it, a store thread unit
-  // i - kStoreWarps. That unit's load was issued after all units a ring before it were free: the same barrier's last
-  // use, kFullLaps (kReadyLaps) rings before i, is among them.
-  static constexpr int kFullLaps = 4;
-  static constexpr int kReadyLaps = 2;
-  static constexpr int kLargestStep = 12;  // units from one of a warp's to its next (eight here, more when streaming)
-  static_assert((kFullLaps - 1) * kSmallestRing >= kLargestStep && kLargestStep >= kUnitsPerTile);
-  static_assert((kReadyLaps - 1) * kSmallestRing >= kStoreWarps);
-
   struct SharedStorage {
-    TransactionBarrier full[kFullLaps][kMaxRing];  // add has arrived
-    Barrier ready[kReadyLaps][kMaxRing];           // a consumer warp has updated the unit
-    Barrier free[kMaxRing];                        // the store has read it; one thread waits for it, lap by lap
-    Barrier stored;                                // everything has reached memory, all of x has been seen
+    TransactionBarrier full[kMaxRing];  // add has arrived
+    Barrier ready[kMaxRing];            // a consumer warp has updated the unit
+    Barrier free[kMaxRing];             // the store has read it
+    Barrier stored;                     // everything has reached memory, all of x has been seen
+    int32_t issued;                     // units whose load has been issued, ever
     UnitBox box[kMaxRing];
   };
 
   CUTLASS_DEVICE static void init(SharedStorage& shared) {
     for (int i = 0; i < kMaxRing; ++i) {
-      for (int lap = 0; lap < kFullLaps; ++lap) shared.full[lap][i].init(1);
-      for (int lap = 0; lap < kReadyLaps; ++lap) shared.ready[lap][i].init(1);
+      shared.full[i].init(1);
+      shared.ready[i].init(1);
       shared.free[i].init(1);
     }
     shared.stored.init(kStoreWarps + kLoaderWarps);
+    shared.issued = 0;
   }
 
-  CUTLASS_DEVICE static TransactionBarrier& full(SharedStorage& shared, UnitState unit) {
-    return shared.full[unit.lap % kFullLaps][unit.slot];
+  /// The ring is shared by warps that are not in step, and a parity cannot tell a phase from the one two before it.
+  /// Once unit `index` has been issued, the slot's previous phases are over and the parity is unambiguous. The word
+  /// itself is behind no barrier: relaxed accesses, since atomic ones cost up to a tenth of the whole time.
+  CUTLASS_DEVICE static void wait_until_issued(SharedStorage& shared, int index) {
+    uint32_t const address = cute::cast_smem_ptr_to_uint(&shared.issued);
+    int issued;
+    do {
+      asm volatile("ld.relaxed.cta.shared::cta.s32 %0, [%1];" : "=r"(issued) : "r"(address) : "memory");
+    } while (issued <= index);
   }
-  CUTLASS_DEVICE static Barrier& ready(SharedStorage& shared, UnitState unit) {
-    return shared.ready[unit.lap % kReadyLaps][unit.slot];
-  }
-  CUTLASS_DEVICE static void wait_full(SharedStorage& shared, UnitState unit) {
-    full(shared, unit).wait(static_cast<uint32_t>(unit.lap) / kFullLaps & 1);
-  }
-  CUTLASS_DEVICE static void wait_ready(SharedStorage& shared, UnitState unit) {
-    ready(shared, unit).wait(static_cast<uint32_t>(unit.lap) / kReadyLaps & 1);
-  }
-  /// Of the lap before; at once in the first.
-  CUTLASS_DEVICE static void wait_free(SharedStorage& shared, UnitState unit) {
-    shared.free[unit.slot].wait((static_cast<uint32_t>(unit.lap) & 1) ^ 1);
+
+  CUTLASS_DEVICE static void publish_issued(SharedStorage& shared, int count) {
+    asm volatile("st.relaxed.cta.shared::cta.s32 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(&shared.issued)),
+                 "r"(count)
+                 : "memory");
   }
 
   // ---- load warp and store warps (one thread each) ------------------------------------------------------------
@@ -166,7 +158,8 @@ struct CollectiveEpilogue {
   /// The load thread: loads run ahead of the consumers by the ring.
   CUTLASS_DEVICE static void load(Params const& p, SchedulerParams const& sp, int cls,
                                   TileScheduler::Producer& scheduler, SharedStorage& shared, unsigned char* ring) {
-    UnitState slot;
+    RingState slot;
+    int issued = 0;
     for (;;) {
       int const number = scheduler.start();
       if (number == TileScheduler::kEnd) break;
@@ -190,21 +183,23 @@ struct CollectiveEpilogue {
           box.n = run.n;
           // In a merged map the plane after the last one is the next sample's.
           box.store = box.c < p.out_channels && box.d < p.out_depth ? kStore : kSkip;
-          wait_free(shared, slot);
+          shared.free[slot.slot].wait(slot.phase ^ 1);
           shared.box[slot.slot] = box;
           if (p.add_mode == AddMode::kTile && box.store == kStore) {
-            load_unit(p, full(shared, slot), ring + slot.slot * kUnitBytes, box);
+            load_unit(p, shared.full[slot.slot], ring + slot.slot * kUnitBytes, box);
           } else {
-            full(shared, slot).arrive();
+            shared.full[slot.slot].arrive();
           }
+          publish_issued(shared, ++issued);
           slot.advance(1, p.ring);
         }
       }
     }
     for (int i = 0; i < kStoreWarps; ++i) {
-      wait_free(shared, slot);
+      shared.free[slot.slot].wait(slot.phase ^ 1);
       shared.box[slot.slot].store = kEnd;
-      ready(shared, slot).arrive();
+      shared.ready[slot.slot].arrive();
+      publish_issued(shared, ++issued);
       slot.advance(1, p.ring);
     }
   }
@@ -212,10 +207,11 @@ struct CollectiveEpilogue {
   /// Store thread `which`: every kStoreWarps-th unit. Several, because each waits until its store has read the unit:
   /// a wait that blocks is all there is, and a single thread would pass one unit per read latency.
   CUTLASS_DEVICE static void store(Params const& p, SharedStorage& shared, unsigned char* ring, int which) {
-    UnitState slot;
+    RingState slot;
     slot.advance(which, p.ring);
-    for (;;) {
-      wait_ready(shared, slot);
+    for (int index = which;; index += kStoreWarps) {
+      wait_until_issued(shared, index);
+      shared.ready[slot.slot].wait(slot.phase);
       cutlass::arch::fence_view_async_shared();  // the consumers' stores, before the copy engine reads them
       UnitBox const box = shared.box[slot.slot];
       if (box.store == kEnd) break;
@@ -271,10 +267,11 @@ struct CollectiveEpilogue {
   }
 
   /// One warp's unit: unit += acc + bias, activation, in place.
-  CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, UnitState slot,
-                                    int lane, float const (&bias)[kChannels], FlatAdd const& flat,
+  CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, RingState slot,
+                                    int index, int lane, float const (&bias)[kChannels], FlatAdd const& flat,
                                     Accumulators const& acc) {
-    wait_full(shared, slot);
+    wait_until_issued(shared, index);
+    shared.full[slot.slot].wait(slot.phase);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     if constexpr (kChannelsLast) {
       update_ndhwc(p, unit, lane, bias, flat, acc);
@@ -282,7 +279,7 @@ struct CollectiveEpilogue {
       update_ncdhw(p, unit, lane, bias, flat, acc);
     }
     __syncwarp();
-    if (lane == 0) ready(shared, slot).arrive();
+    if (lane == 0) shared.ready[slot.slot].arrive();
   }
 
   /// Whole output rows, those of one H position after the other.

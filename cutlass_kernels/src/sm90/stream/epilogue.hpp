@@ -18,9 +18,7 @@ struct StreamEpilogue {
   static constexpr int kVector = Element<T>::kVector;
   static constexpr int kUnits = units_per_warp(sizeof(T));  // of a warp and tile
   static constexpr int kTileUnits = kUnits * kGroups * 4;   // in the order group, unit, warp
-  static_assert(kTileUnits - 4 * (kUnits - 1) <= Resident::kLargestStep &&
-                (Resident::kReadyLaps - 1) * kSmallestRing >= kStoreWarps);
-  static constexpr int kCopies = kChannelsLast ? 1 : 2;  // boxes of a unit
+  static constexpr int kCopies = kChannelsLast ? 1 : 2;     // boxes of a unit
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
   static constexpr int kBatch = Tail::kLarge ? 2 : 4;
 
@@ -88,7 +86,8 @@ struct StreamEpilogue {
   CUTLASS_DEVICE static void load(StreamParams const& params, TileScheduler::Producer& scheduler, SharedStorage& shared,
                                   unsigned char* ring) {
     Params const& p = params.epilogue;
-    UnitState slot;
+    RingState slot;
+    int issued = 0;
     for (;;) {
       int const number = scheduler.start();
       if (number == TileScheduler::kEnd) break;
@@ -97,29 +96,32 @@ struct StreamEpilogue {
       for (int unit = 0; unit < kTileUnits; ++unit) {
         if (unit == kTileUnits / 2) scheduler.publish();
         UnitBox const box = unit_box(params, item, unit);
-        Resident::wait_free(shared, slot);
+        shared.free[slot.slot].wait(slot.phase ^ 1);
         shared.box[slot.slot] = box;
         if (p.add_mode == AddMode::kTile && box.store == Resident::kStore) {
-          load_unit(p, Resident::full(shared, slot), ring + slot.slot * kUnitBytes, box);
+          load_unit(p, shared.full[slot.slot], ring + slot.slot * kUnitBytes, box);
         } else {
-          Resident::full(shared, slot).arrive();
+          shared.full[slot.slot].arrive();
         }
+        Resident::publish_issued(shared, ++issued);
         slot.advance(1, p.ring);
       }
     }
     for (int i = 0; i < kStoreWarps; ++i) {
-      Resident::wait_free(shared, slot);
+      shared.free[slot.slot].wait(slot.phase ^ 1);
       shared.box[slot.slot].store = Resident::kEnd;
-      Resident::ready(shared, slot).arrive();
+      shared.ready[slot.slot].arrive();
+      Resident::publish_issued(shared, ++issued);
       slot.advance(1, p.ring);
     }
   }
 
   CUTLASS_DEVICE static void store(Params const& p, SharedStorage& shared, unsigned char* ring, int which) {
-    UnitState slot;
+    RingState slot;
     slot.advance(which, p.ring);
-    for (;;) {
-      Resident::wait_ready(shared, slot);
+    for (int index = which;; index += kStoreWarps) {
+      Resident::wait_until_issued(shared, index);
+      shared.ready[slot.slot].wait(slot.phase);
       cutlass::arch::fence_view_async_shared();  // the consumers' stores, before the copy engine reads them
       UnitBox const box = shared.box[slot.slot];
       if (box.store == Resident::kEnd) break;
@@ -160,9 +162,10 @@ struct StreamEpilogue {
 
   /// Finishes unit `kSub` of a warp: unit += acc + bias, activation, in place.
   template <int kSub>
-  CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, UnitState slot,
-                                    int lane, Channels const& channels, float const (&acc)[2][64]) {
-    Resident::wait_full(shared, slot);
+  CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, RingState slot,
+                                    int index, int lane, Channels const& channels, float const (&acc)[2][64]) {
+    Resident::wait_until_issued(shared, index);
+    shared.full[slot.slot].wait(slot.phase);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     if constexpr (kChannelsLast) {
       update_ndhwc<kSub>(p, unit, lane, channels, acc);
@@ -170,7 +173,7 @@ struct StreamEpilogue {
       update_ncdhw<kSub>(p, unit, lane, channels, acc);
     }
     __syncwarp();
-    if (lane == 0) Resident::ready(shared, slot).arrive();
+    if (lane == 0) shared.ready[slot.slot].arrive();
   }
 
   /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.
