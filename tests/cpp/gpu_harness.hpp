@@ -199,12 +199,6 @@ inline float few_small_draw(Random& random) {
   return random.integer(0, 1999) == 0 ? value * 1e-12f : value;
 }
 
-/// Uniform times a power of ten from 1e-15 to 1e15.
-inline float wide_draw(Random& random) {
-  float const value = random.uniform();
-  return value * std::pow(10.0f, static_cast<float>(random.integer(-15, 15)));
-}
-
 /// Runs `p` on `kernel` twice with seeded data: x, bias and add from `draw`, the weight from `draw_weight` (the same if
 /// null). Expects, by EXPECT_*: every output within the bound, nothing written
 /// outside of y, inputs unchanged, both runs bitwise equal. Where the exact result is infinite or nan, y must be the

@@ -61,6 +61,12 @@ class Forward : public testing::TestWithParam<std::tuple<convt3d_kernel, Mode>> 
 
   static convt3d_kernel kernel() { return std::get<0>(GetParam()); }
 
+  /// Of the sm90 family's two kernels, fp32 in ieee mode has the one with resident weights.
+  static bool resident_only() {
+    Mode const mode = std::get<1>(GetParam());
+    return kernel() == CONVT3D_KERNEL_SM90 && mode.dtype == CONVT3D_F32 && mode.precision == CONVT3D_IEEE;
+  }
+
   static Problem typed(Problem p) {
     p.dtype = std::get<1>(GetParam()).dtype;
     p.precision = std::get<1>(GetParam()).precision;
@@ -87,7 +93,8 @@ TEST_P(Forward, RandomCases) {
   test::Random random(41);
   test::CaseLimits limits;
   limits.hopper = kernel() == CONVT3D_KERNEL_SM90;
-  for (uint64_t seed = 0; seed < 150 && !HasFailure(); ++seed) run(test::random_problem(random, limits), seed);
+  uint64_t const cases = resident_only() ? 250 : 150;
+  for (uint64_t seed = 0; seed < cases && !HasFailure(); ++seed) run(test::random_problem(random, limits), seed);
   EXPECT_GE(ran, 30) << "the family takes too few of the random cases to be tested by them";
 }
 
@@ -153,6 +160,7 @@ TEST_P(Forward, SeveralTiles) {
 // Weights that do not stay in shared memory: several slabs of input channels, one of them in part; several tiles along
 // every dimension, the last ones in part; a D pair too many; every kernel size; no tail, and one value per channel.
 TEST_P(Forward, WideLayers) {
+  if (resident_only()) GTEST_SKIP() << "takes weights that stay in shared memory";
   struct Wide {
     int64_t in, out, kernel, padding, extra, depth, height, width;
   };
@@ -241,8 +249,8 @@ TEST_P(Forward, NonFiniteOperands) {
   }
 }
 
-// fp32 accuracy at any magnitude: a few values far below the others, in x alone and in both operands, inf and nan in x
-// alone, and magnitudes that fill most of the range.
+// fp32 accuracy where magnitudes differ: a few values far below the others, in x alone and in both operands; inf and
+// nan in x alone.
 TEST_P(Forward, MagnitudesInIeeeMode) {
   if (std::get<1>(GetParam()).dtype != CONVT3D_F32 || std::get<1>(GetParam()).precision != CONVT3D_IEEE) {
     GTEST_SKIP() << "fp32 in ieee mode";
@@ -255,9 +263,6 @@ TEST_P(Forward, MagnitudesInIeeeMode) {
     run(p, 1, test::few_small_draw, test::uniform_draw);
     run(p, 2, test::few_small_draw);
     run(p, 3, test::nonfinite_draw, test::uniform_draw);
-    run(p, 4, test::wide_draw, test::uniform_draw);
-    run(p, 5, test::uniform_draw, test::wide_draw);
-    run(p, 6, test::wide_draw);
   }
 }
 
