@@ -42,7 +42,7 @@ typedef enum convt3d_dtype { CONVT3D_F32 = 0, CONVT3D_F16 = 1, CONVT3D_BF16 = 2 
 
 /* Arithmetic of the multiplications for CONVT3D_F32. Ignored for 16-bit types. Sums are always fp32. */
 typedef enum convt3d_precision {
-  CONVT3D_IEEE = 0, /* fp32 accuracy: three TF32 products of high and low parts */
+  CONVT3D_IEEE = 0, /* fp32 accuracy: three products of high and low parts */
   CONVT3D_TF32 = 1  /* operands rounded to TF32, to nearest, ties to even; one product */
 } convt3d_precision;
 

@@ -124,6 +124,7 @@ Status launch_all(Description const& d, Tensors const& t, Plan& plan, cudaStream
     error = launch_sum_partials(p.partial, p.channels, p.partials, t.grad_bias, stream);
   }
   if (error == cudaSuccess) return CONVT3D_OK;
+  cudaGetLastError();  // reported here; the next call must not find it
   return message.fail(CONVT3D_CUDA_ERROR, "the backward kernel did not launch: %s", cudaGetErrorString(error));
 }
 
@@ -137,6 +138,7 @@ Status run(Description const& d, Tensors const& t, void* stream, Message& messag
     cudaError_t const error = cudaMemsetAsync(t.grad_bias, 0, static_cast<size_t>(d.size[1]) * sizeof(float),
                                               static_cast<cudaStream_t>(stream));
     if (error == cudaSuccess) return CONVT3D_OK;
+    cudaGetLastError();
     return message.fail(CONVT3D_CUDA_ERROR, "grad_bias was not cleared: %s", cudaGetErrorString(error));
   }
   Status status = check_pointers(d, t, message);

@@ -79,8 +79,9 @@ Plan make_plan(Description const& d) {
   Plan plan{};
   Params& p = plan.params;
   p.grad_output = operand(shape, d.grad_output_stride);
-  p.t = operand(shape, d.t_stride);
-  p.grad_pre = operand(shape, d.grad_pre_stride);
+  // The strides of what is not there mean nothing.
+  if (has_t) p.t = operand(shape, d.t_stride);
+  if (d.has_grad_pre) p.grad_pre = operand(shape, d.grad_pre_stride);
   p.batch = shape[0];
   p.channels = shape[1];
   p.positions = shape[2] * shape[3] * shape[4];

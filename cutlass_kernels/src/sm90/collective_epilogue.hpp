@@ -81,13 +81,14 @@ struct CollectiveEpilogue {
     UnitBox box[kMaxRing];
   };
 
-  CUTLASS_DEVICE static void init(SharedStorage& shared) {
+  /// `last`: arrivals that end the kernel's stores.
+  CUTLASS_DEVICE static void init(SharedStorage& shared, int last = kStoreWarps + kLoaderWarps) {
     for (int i = 0; i < kMaxRing; ++i) {
       shared.full[i].init(1);
       shared.ready[i].init(1);
       shared.free[i].init(1);
     }
-    shared.stored.init(kStoreWarps + kLoaderWarps);
+    shared.stored.init(last);
     shared.issued = 0;
   }
 

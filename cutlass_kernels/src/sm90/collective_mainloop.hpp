@@ -113,6 +113,7 @@ struct CollectiveMainloop {
       for (int c = 0; c < p.slabs; ++c) {
         if (s == 0 || !keep) {
           shared.full[stage.slot].wait(stage.phase);
+          __syncwarp();  // once the slab is handed back, its phase may change under a lane that still waits
           hand_back(shared, stage.slot, lane);
         }
         stage.advance(1, p.stages);

@@ -34,6 +34,7 @@ size_t workspace_bytes(Problem const& p, convt3d_device const& device) {
 }
 
 Status fail(char const* what, cudaError_t error, Message& message) {
+  cudaGetLastError();  // reported here; the next call must not find it
   return message.fail(CONVT3D_CUDA_ERROR, "sm90: %s: %s", what, cudaGetErrorString(error));
 }
 

@@ -120,6 +120,10 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
     // A map of y for each residue of its rows.
     r.want(out[1] >= p.stride[1], "output size along H", out[1], "at least the stride");
     r.want(ring >= stream::kSmallestRing, "shared memory left beside x and weights, in 8 KB", ring, "at least 5");
+    // The pre-pass counts them in 32 bits.
+    int64_t const voxels = p.in_size[0] * p.in_size[1] * p.in_size[2];
+    r.want(voxels < (int64_t{1} << 32) || stream::reads_x_in_place(p), "number of voxels of a sample of x", voxels,
+           "less than 2^32");
   }
   return r.status();
 }

@@ -6,6 +6,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 namespace convt3d::sm90 {
 
 constexpr CUtensorMapDataType kMapTypes[] = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -15,19 +17,21 @@ using EncodeFunction = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_
                                     cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/// cuTensorMapEncodeTiled of the installed driver, or null. Found without linking to it.
+/// cuTensorMapEncodeTiled of the installed driver, or null. Found without linking to it. A failure is not remembered:
+/// it may be an earlier error of the context.
 inline EncodeFunction tensor_map_encoder() {
-  static EncodeFunction const function = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) !=
-            cudaSuccess ||
-        found != cudaDriverEntryPointSuccess) {
-      f = nullptr;
-    }
-    return reinterpret_cast<EncodeFunction>(f);
-  }();
-  return function;
+  static std::atomic<EncodeFunction> cached{nullptr};
+  if (EncodeFunction const known = cached.load(std::memory_order_acquire)) return known;
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();  // reported as a refused map; the next call must not find it
+    return nullptr;
+  }
+  cached.store(reinterpret_cast<EncodeFunction>(found), std::memory_order_release);
+  return reinterpret_cast<EncodeFunction>(found);
 }
 
 }  // namespace convt3d::sm90

@@ -22,10 +22,7 @@ struct StreamEpilogue {
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
   static constexpr int kBatch = Tail::kLarge ? 2 : 4;
 
-  CUTLASS_DEVICE static void init(SharedStorage& shared) {
-    Resident::init(shared);
-    shared.stored.init(kStoreWarps);
-  }
+  CUTLASS_DEVICE static void init(SharedStorage& shared) { Resident::init(shared, kStoreWarps); }
 
   // ---- load warp and store warps (one thread each) ------------------------------------------------------------
 
