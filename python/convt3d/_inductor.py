@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ._inductor_pass import ConvTranspose3dPass
 
 
-def enable_inductor(device_types: Collection[str] = ("cuda",)) -> None:
+def enable_inductor(device_types: str | Collection[str] = ("cuda",)) -> None:
     """Makes ``torch.compile`` run transposed convolutions with what follows them as one operation.
 
     With the backend "inductor" (the default one), in every model that is compiled from then on:
@@ -20,7 +20,7 @@ def enable_inductor(device_types: Collection[str] = ("cuda",)) -> None:
     (``torch._inductor.config.pre_grad_custom_pass``) goes on running, before this one.
 
     Args:
-        device_types: where to do it. On a CPU there is nothing to gain.
+        device_types: where to do it, one or several. On a CPU there is nothing to gain.
 
     Calling it again sets ``device_types`` anew. Models that are compiled already stay as they are.
     """
@@ -28,6 +28,8 @@ def enable_inductor(device_types: Collection[str] = ("cuda",)) -> None:
 
     from ._inductor_pass import ConvTranspose3dPass
 
+    if isinstance(device_types, str):
+        device_types = (device_types,)
     current = _registered()
     if current is not None:
         current.device_types = tuple(device_types)

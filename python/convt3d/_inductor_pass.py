@@ -80,7 +80,8 @@ def fuse_graph(graph: fx.Graph, device_types: Collection[str]) -> int:
     for node in list(graph.nodes):
         call = _Call.of(node, device_types)
         if call is not None and call.take(planner):
-            call.replace(graph)
+            last = call.chain[-1]
+            planner.position[call.replace(graph)] = planner.position[last]
             count += 1
     if count:
         graph.lint()
@@ -96,12 +97,28 @@ class _GraphPlanner(Planner):
     def reads(self, conv: fx.Node) -> list[fx.Node]:
         return conv.all_input_nodes
 
+    def _storage(self, node: fx.Node) -> set[fx.Node]:
+        """Inputs of a graph may be views of one tensor: those of one type count as one (not parameters and
+        buffers)."""
+        found = super()._storage(node)
+        dtypes = {_example_dtype(n) for n in found if _is_input(n)}
+        return found | {n for n in self.position if _is_input(n) and _example_dtype(n) in dtypes}
+
     def unseen_between(self, node: fx.Node, user: fx.Node) -> str | None:
         """A reason if autocast or the gradient mode is switched in between."""
         first, last = self.position[node], self.position[user]
         if any(first < position < last for position in self._ambience):
             return "then autocast or the gradient mode changes"
         return None
+
+
+def _is_input(node: fx.Node) -> bool:
+    name = str(node.target)
+    return node.op == "placeholder" and "_parameters_" not in name and "_buffers_" not in name
+
+
+def _example_dtype(node: fx.Node) -> torch.dtype | None:
+    return getattr(node.meta.get("example_value"), "dtype", None)
 
 
 def _changes_ambience(node: fx.Node) -> bool:
@@ -215,9 +232,10 @@ class _Call:
 
     def _take_batch_norm(self, step: Step) -> bool:
         arguments = dict(step.arguments or {})
-        if arguments.get("training", False):
+        # Without a batch, torch's batch norm is one over the depth.
+        if arguments.get("training", False) or self.out.dim() != 5:
             return False
-        channels, device = self.out.shape[-4], self.out.device
+        channels, device = self.out.shape[1], self.out.device
         for name in ("running_mean", "running_var", "weight", "bias"):
             node = arguments.get(name)
             tensor = _example(node)
@@ -273,8 +291,8 @@ class _Call:
         except (RuntimeError, ValueError, NotImplementedError, TypeError):
             return None
 
-    def replace(self, graph: fx.Graph) -> None:
-        """Puts the call in the place of the last of its nodes, and takes all of them out."""
+    def replace(self, graph: fx.Graph) -> fx.Node:
+        """Puts the call in the place of the last of its nodes, takes these out, and returns its node."""
         last = self.chain[-1]
         weight, bias = self.arguments["weight"], self.arguments["bias"]
         with graph.inserting_before(last):
@@ -292,6 +310,7 @@ class _Call:
         last.replace_all_uses_with(new)
         for node in sorted(self.chain, reverse=True):
             graph.erase_node(node)
+        return new
 
 
 def _item(pair: tuple[Tensor, Tensor], index: int) -> Tensor:

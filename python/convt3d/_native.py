@@ -217,6 +217,8 @@ def quick(
         return None
     if type(groups) is not int or type(negative_slope) is not float or not 0 < groups < _PACKED_LIMIT:
         return None
+    if precision == "default":  # the operator's word, not a user's
+        return None
     if precision is None:
         precision = "default" if input.dtype is not torch.float32 else resolve_precision("default", "cuda")
     if type(activation) is not str or type(add_order) is not str or type(precision) is not str:

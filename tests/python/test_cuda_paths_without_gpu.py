@@ -170,6 +170,7 @@ def test_packed_arguments(bind: Callable[[Any], Binding], fake: FakeTensorMode) 
         (4, 3),
         (5, 1),
         (6, "fp32"),
+        (6, "default"),
         (6, True),
     ],
 )

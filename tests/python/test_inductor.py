@@ -344,3 +344,111 @@ def test_subclasses_are_left_alone() -> None:
     for node, value in zip((*nodes, conv, relu), values, strict=True):
         node.meta["example_value"] = value.as_subclass(_Placed)
     assert _inductor_pass.fuse_graph(graph, ("cpu",)) == 0
+
+
+# --- two convolutions, and what changes in between ---------------------------------------------------------
+
+
+def _pair() -> tuple[nn.Module, nn.Module, Tensor]:
+    torch.manual_seed(3)
+    return nn.ConvTranspose3d(6, 4, 2, 2), nn.ConvTranspose3d(6, 4, 2, 2), torch.randn(2, 6, 3, 4, 5)
+
+
+JOINS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda a, b: F.relu(a + b),
+    lambda a, b: F.relu(a) + F.relu(b),
+    lambda a, b: a + F.relu(b),
+    lambda a, b: F.relu(b) + a,
+    lambda a, b: torch.cat([a, b], 1),
+    lambda a, b: torch.cat([F.relu(a), F.relu(b)], 1),
+]
+
+
+@pytest.mark.parametrize("join", JOINS, ids=[str(i) for i in range(len(JOINS))])
+def test_two_convolutions_meet(join: Callable[[Tensor, Tensor], Tensor]) -> None:
+    a, b, x = _pair()
+    compiled = Compiled(lambda x: join(a(x), b(x)))
+    torch.testing.assert_close(compiled(x), join(a(x), b(x)), rtol=1e-5, atol=1e-5)
+    assert any(name in compiled.operators for name in (FORWARD, CAT))
+
+
+def _power(x: Tensor) -> None:
+    x **= 2
+
+
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "ipow": _power,
+    "out": lambda x: torch.mul(x, 2, out=x),
+    "clamp out": lambda x: torch.clamp(x, 0, 1, out=x),
+    "overload": lambda x: torch.ops.aten.mul_.Tensor(x, 2),
+    "foreach": lambda x: torch._foreach_mul_([torch.ones(1), x], 2.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_way_of_changing_the_input_in_place(change: Callable[[Tensor], Any]) -> None:
+    a, _, given = _pair()
+
+    def run(x: Tensor) -> Any:
+        x = x.clone()
+        y = a(x)
+        with torch.no_grad():
+            change(x)
+        return F.relu(y.detach()), x
+
+    for mine, theirs in zip(Compiled(run)(given), run(given), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_that_share_memory() -> None:
+    a, _, _ = _pair()
+    a.requires_grad_(False)
+
+    def run(x: Tensor, other: Tensor) -> Tensor:
+        y = a(x)
+        other.zero_()
+        return F.relu(y)
+
+    both = [torch.randn(3, 6, 3, 4, 5, generator=torch.Generator().manual_seed(5)) for _ in range(2)]
+    both[1].copy_(both[0])
+    mine, theirs = Compiled(run)(both[0][:2], both[0][1:]), run(both[1][:2], both[1][1:])
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_statistics_that_change_behind_the_norm() -> None:
+    a, _, x = _pair()
+    a.requires_grad_(False)
+
+    def zeroed(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        t = F.batch_norm(a(x), m, v)
+        m.zero_()
+        return F.relu(t)
+
+    def updated(x: Tensor, m: Tensor, v: Tensor) -> Any:
+        t = F.batch_norm(a(x), m, v)
+        u = F.batch_norm(x[:, :4] + 1, m, v, training=True, momentum=0.5)
+        return F.relu(t), u
+
+    for run in (zeroed, updated):
+        statistics = [(torch.full((4,), 0.3), torch.full((4,), 2.0)) for _ in range(2)]
+        mine, theirs = Compiled(run)(x, *statistics[0]), run(x, *statistics[1])
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_batch_norm_without_a_batch_is_over_the_depth() -> None:
+    a, _, _ = _pair()
+    x = torch.randn(6, 2, 4, 5)  # (4, 4, 8, 10) behind it: as many channels as planes
+    m, v = torch.rand(4), torch.rand(4) + 0.5
+
+    def run(x: Tensor) -> Tensor:
+        return F.batch_norm(a(x), m, v)
+
+    torch.testing.assert_close(Compiled(run)(x), run(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_device_type_by_itself() -> None:
+    convt3d.enable_inductor("cpu")
+    a, _, x = _pair()
+    compiled = Compiled(lambda x: F.relu(a(x)))
+    torch.testing.assert_close(compiled(x), F.relu(a(x)), rtol=1e-5, atol=1e-5)
+    assert FORWARD in compiled.operators

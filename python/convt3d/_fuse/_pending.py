@@ -184,6 +184,8 @@ def _take(step: Step) -> Tensor | None:
         return _advance(pending, call, inplace=True) if is_eval_dropout(step) else None
     if step.name == planned == BATCH_NORM:
         assert step.arguments is not None
+        if call.input.dim() != 5:  # without a batch, torch's batch norm is one over the depth
+            return None
         folded = fold(call.weight, call.bias, call.groups, step.arguments)
         if folded is None:
             return None

@@ -60,9 +60,7 @@ class Planner:
         self.root = root
         self.at_the_end = at_the_end
         self.position = {node: index for index, node in enumerate(graph.nodes)}
-        self.mutations = [
-            (node, target) for node in graph.nodes if (target := self._changed_operand(node)) is not None
-        ]
+        self.mutations = [(node, target) for node in graph.nodes for target in self._changed_operands(node)]
         self.claimed: set[fx.Node] = set()
 
     def module(self, node: fx.Node) -> nn.Module | None:
@@ -139,7 +137,9 @@ class Planner:
         if step.name == DROPOUT:
             return DROPOUT, [user], []
         if step.name == BATCH_NORM:
-            return then if ADD in steps or activated or BATCH_NORM in steps else (BATCH_NORM, [user], [])
+            if ADD in steps or activated or BATCH_NORM in steps:
+                return then
+            return BATCH_NORM, [user], [other for other in user.all_input_nodes if other is not node]
         if step.name == ADD:
             return self._add(node, user, step, steps, then)
         if step.name == CAT:
@@ -222,8 +222,29 @@ class Planner:
 
     # --- changes in place ----------------------------------------------------------------------------------
 
-    def _changed_operand(self, node: fx.Node) -> fx.Node | None:
-        """The node whose tensor ``node`` changes."""
+    def _changed_operands(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes whose tensors ``node`` changes."""
+        found: list[fx.Node] = []
+
+        def collect(value: Any) -> None:
+            fx.map_arg(value, found.append)
+
+        collect(node.kwargs.get("out"))
+        if isinstance(node.target, torch._ops.OpOverload):
+            given = {**dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))}
+            given.update(node.kwargs)
+            for argument in node.target._schema.arguments:
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    collect(given.get(argument.name))
+        step = self.step(node)
+        arguments = (step.arguments if step is not None and step.name == BATCH_NORM else None) or {}
+        if arguments.get("training", False) is not False:
+            collect([arguments.get(name) for name in ("running_mean", "running_var")])
+        collect(self._changed_in_place(node))
+        return found
+
+    def _changed_in_place(self, node: fx.Node) -> Any:
+        """The argument that a method or function changes by what its name or ``inplace`` says."""
         module = self.module(node)
         if module is not None:
             inplace = bool(getattr(module, "inplace", False))
@@ -240,7 +261,7 @@ class Planner:
         if not inplace or not inputs:
             return None
         first = node.args[0] if node.args else None
-        return first if isinstance(first, fx.Node) else inputs[0]
+        return first if isinstance(first, (fx.Node, list, tuple)) else inputs[0]
 
     def _changed(
         self, read: list[tuple[fx.Node, fx.Node]], end: fx.Node | None, chain: set[fx.Node]
@@ -269,7 +290,7 @@ class Planner:
 
     def _is_fresh(self, node: fx.Node) -> bool:
         """Whether the result surely has memory of its own."""
-        if self._changed_operand(node) is not None:
+        if self._changed_operands(node):
             return False
         module = self.module(node)
         if module is not None:
@@ -293,7 +314,12 @@ _FRESH_FUNCTIONS = frozenset(
         "zeros", "ones", "empty", "zeros_like",
     }
 )  # fmt: skip
-_INPLACE_OPERATORS = frozenset({"__setitem__", "setitem", "iadd", "isub", "imul", "itruediv"})
+_INPLACE_OPERATORS = frozenset(
+    {
+        "__setitem__", "setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul",
+        "iand", "ior", "ixor", "ilshift", "irshift",
+    }
+)  # fmt: skip
 
 
 def _stack(node: fx.Node) -> dict[str, str]:

@@ -130,7 +130,7 @@ def _print(
     floor: float | None,
     path: str,
 ) -> None:
-    columns = ["what", "path", "ms", "± %", "convt3d is so much faster"]
+    columns = ["what", "path", "ms", "± %", "convt3d's speed against it"]
     columns += ["time / byte floor"] if floor is not None else []
     rows = []
     for name, median in medians.items():

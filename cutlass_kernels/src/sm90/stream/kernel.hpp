@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The streaming kernel, for problems whose weights do not fit beside everything else: persistent CTAs. Two consumer
-// warpgroups multiply and finish the outputs, one D pair each. Six warps feed them: one schedules and loads add, one
+// warpgroups multiply and finish the outputs, one D pair each. Five warps feed them: one schedules and loads add, one
 // brings in weights, one x, and two store y.
 #pragma once
 
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
-#include "sm90/cold_path.hpp"
 #include "dependent_launch.hpp"
+#include "sm90/cold_path.hpp"
 #include "sm90/stream/epilogue.hpp"
 #include "sm90/stream/mainloop.hpp"
 
