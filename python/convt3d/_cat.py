@@ -136,6 +136,7 @@ def _direct(arguments: _Args, skip: Tensor, skip_first: bool) -> Tensor | None:
         or skip.dtype != input.dtype
         or skip.device != input.device
         or skip.layout != torch.strided
+        or skip.is_neg()  # its memory holds the opposite
         or skip.dim() != 5
         or skip.shape[0] != shape[0]
         or list(skip.shape[2:]) != size

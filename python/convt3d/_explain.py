@@ -139,6 +139,8 @@ def explain(
     Raises:
         Exception: what the call itself raises.
     """
+    if skip is not None and not isinstance(skip, Tensor):
+        raise TypeError(f"convt3d: skip must be a Tensor, got {type(skip).__name__}")
     (input, weight, bias, add, skip), cast = _after_autocast(input, weight, bias, add, skip)
     own = (
         input,

@@ -310,6 +310,11 @@ def test_the_kernels_write_into_the_slice(taken: bool, monkeypatch: pytest.Monke
             if taken:
                 result = _cat._forward(*own, skip, first)
                 assert result.shape == (2, 40, 8, 8, 8) and result.is_contiguous()
+        negative = torch._neg_view(skip)  # its bytes are not its values
+        assert (
+            _cat._direct((x, w, None, *spatial, None, "before", "none", 0.01, "default"), negative, False)
+            is None
+        )
     outs = [arguments[0] for arguments in seen if len(arguments) == 15]
     assert outs and all(out.shape == (2, 16, 8, 8, 8) for out in outs)
     assert {out.storage_offset() for out in outs} == {0, 24 * 512}

@@ -146,6 +146,15 @@ def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert ("No picture" in out) != (tmp_path / "bench.png").is_file()
 
 
+@pytest.mark.parametrize("wrong", [["--padding", "99"], ["--output", __file__]], ids=["call", "folder"])
+def test_bench_says_what_is_wrong_before_it_times(
+    wrong: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["bench", *SMALL, "--no-compile", "--output", str(tmp_path), *wrong]) == 1
+    out = capsys.readouterr().out
+    assert "Traceback" not in out and ("padding" in out or "exists" in out)
+
+
 def test_bench_goes_on_without_a_compiler(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,3 +240,8 @@ def test_other_devices() -> None:
     )
     assert (path, note, workspace) == ("aten + tail", "", 0)
     assert set(refused.values()) == {"the tensors are on xpu"}
+
+
+def test_a_skip_that_is_no_tensor() -> None:
+    with pytest.raises(TypeError, match="skip must be a Tensor, got int"):
+        explain(torch.zeros(1, 2, 2, 2, 2), torch.zeros(2, 3, 2, 2, 2), None, 2, skip=1)  # type: ignore[arg-type]

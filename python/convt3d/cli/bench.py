@@ -37,7 +37,8 @@ def bench(
         with_compile: whether torch.compile takes part.
 
     Returns:
-        0, or 1 where the device is not there or convt3d's result is not PyTorch's.
+        0, or 1 where the device is not there, the call is refused, the folder cannot be made, or convt3d's
+        result is not PyTorch's.
     """
     on_gpu = torch.cuda.is_available()
     if device == "cuda" and not on_gpu:
@@ -51,8 +52,13 @@ def bench(
     console.line(f"on {name}")
     with torch.no_grad(), conv_fp32_switch(spec.precision, device):
         bandwidth = copy_bandwidth() if device == "cuda" else None
-        tensors = spec.draw(device)
-        explanation = spec.explain(tensors, bandwidth)
+        try:
+            output.mkdir(parents=True, exist_ok=True)  # before minutes of timing
+            tensors = spec.draw(device)
+            explanation = spec.explain(tensors, bandwidth)
+        except (RuntimeError, ValueError, NotImplementedError, OSError) as error:
+            console.line(str(error))
+            return 1
         calls, skipped = _contestants(spec, tensors, with_compile)
         wrong = _differs(calls["convt3d"](), calls["PyTorch eager"](), spec)
         if wrong:
@@ -68,7 +74,6 @@ def bench(
     _print(console, times, medians, floor, explanation.path)
     for what, why in skipped.items():
         console.line(f"{what} was left out: {why}")
-    output.mkdir(parents=True, exist_ok=True)
     record = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": name,
