@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import _cat, _kernel_query, _native
 from ._accuracy import C, mode_of
+from ._functional import IntOrTriple, operator_arguments
 from ._ops import autocast_dtype
-from ._precision import resolve_precision, schema_precision
-from ._problem import Problem, number, single_int, triple
-
-IntOrTriple = int | Sequence[int]
+from ._precision import resolve_precision
+from ._problem import Problem
 
 # What is assumed of the GPU when a tensor without memory is explained on a machine that has none.
 _ASSUMED_DEVICE = _kernel_query.Device(compute_capability=90, multiprocessors=132)
@@ -142,20 +140,20 @@ def explain(
     if skip is not None and not isinstance(skip, Tensor):
         raise TypeError(f"convt3d: skip must be a Tensor, got {type(skip).__name__}")
     (input, weight, bias, add, skip), cast = _after_autocast(input, weight, bias, add, skip)
-    own = (
+    own = operator_arguments(
         input,
         weight,
         bias,
-        triple(stride, "stride"),
-        triple(padding, "padding"),
-        triple(output_padding, "output_padding"),
-        single_int(groups, "groups"),
-        triple(dilation, "dilation"),
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
         add,
         add_order,
         activation,
-        number(negative_slope, "negative_slope"),
-        schema_precision(precision),
+        negative_slope,
+        precision,
     )
     problem = Problem.create(*own)
     out = problem.empty_output("meta")

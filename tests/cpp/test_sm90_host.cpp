@@ -10,60 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "cases.hpp"
 #include "convt3d/numerics.hpp"
-#include "sm90/support.hpp"
+#include "sm90_emulation.hpp"
+#include "sm90_problems.hpp"
 
 namespace convt3d::sm90 {
 namespace {
-
-Problem make(int batch, int in, int out, std::vector<int> size, std::vector<int> kernel, std::vector<int> padding,
-             std::vector<int> output_padding, convt3d_dtype dtype = CONVT3D_F32, bool channels_last = false) {
-  Problem p{};
-  p.batch = batch;
-  p.in_channels = in;
-  p.out_channels = out;
-  p.groups = 1;
-  for (int i = 0; i < 3; ++i) {
-    p.in_size[i] = size[i];
-    p.kernel[i] = kernel[i];
-    p.stride[i] = 2;
-    p.padding[i] = padding[i];
-    p.output_padding[i] = output_padding[i];
-    p.dilation[i] = 1;
-  }
-  auto pack = [](int64_t* stride, Size5 const& s, bool last) {
-    int const order[2][5] = {{0, 1, 2, 3, 4}, {0, 2, 3, 4, 1}};
-    int64_t step = 1;
-    for (int i = 4; i >= 0; --i) {
-      stride[order[last][i]] = step;
-      step *= s[order[last][i]];
-    }
-  };
-  pack(p.x_stride, x_shape(p), channels_last);
-  pack(p.y_stride, y_shape(p), channels_last);
-  pack(p.add_stride, y_shape(p), channels_last);
-  pack(p.weight_stride, weight_shape(p), false);
-  p.bias_stride = 1;
-  p.x_alignment = p.y_alignment = p.add_alignment = 16;
-  p.has_bias = p.has_add = 1;
-  p.dtype = dtype;
-  p.precision = CONVT3D_TF32;
-  return p;
-}
-
-Problem reference(convt3d_dtype dtype = CONVT3D_F32, bool last = false) {
-  return make(128, 32, 64, {16, 16, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last);
-}
-
-constexpr convt3d_device kH200{90, 132};
-
-std::string refusal(Problem const& p, convt3d_device const& device = kH200) {
-  char text[256];
-  Message message(text, sizeof text);
-  Status const status = supported(p, device, message);
-  return status == CONVT3D_OK ? "" : text;
-}
 
 // ---- windows and blocks ----------------------------------------------------------------------------------------
 
@@ -125,21 +77,11 @@ TEST(Sm90Geometry, BlockRowsAreEveryChannelAndParityOnce) {
 
 // ---- one tile on the CPU ---------------------------------------------------------------------------------------
 
-/// The copy engine's and wgmma's swizzle: bits of the absolute address.
-int swizzled(int address, int width) { return address ^ (((address >> 7) & (width / 16 - 1)) << 4); }
-
 /// A tile of one D plane pair, computed as the kernel does, in exact integers.
 class Tile {
  public:
   Tile(Problem const& p, int cls, int tile_h, int tile_w)
       : p_(p), f_(form(p)), slab_(slab(p)), cls_(cls), h0_(tile_h * kTileH), w0_(tile_w * kTileW) {}
-
-  static int x(int64_t c, int64_t d, int64_t h, int64_t w) {
-    return static_cast<int>((c * 7 + d * 5 + h * 3 + w * 11) % 13) - 6;
-  }
-  static int weight(int64_t i, int64_t o, int64_t a, int64_t b, int64_t c) {
-    return static_cast<int>((i * 3 + o * 5 + a * 7 + b * 11 + c * 2) % 9) - 4;
-  }
 
   /// Outputs (channel, oh, ow) of D parity `group` and D pair `d`.
   void expect_outputs(int group, int d) {
@@ -202,7 +144,7 @@ class Tile {
         int const row = f_.channels_last ? i * slab_.pitch + j : j * slab_.pitch + i;
         for (int c = 0; inside && c < channels && slab * channels + c < p_.in_channels; ++c) {
           int const at = slab_offset(row, c / f_.vector()) + c % f_.vector() * f_.element;
-          stage.at(at / f_.element) = x(slab * channels + c, d, h, w);
+          stage.at(at / f_.element) = x_value(slab * channels + c, d, h, w);
         }
       }
     }
@@ -223,7 +165,7 @@ class Tile {
         }
         if (!live) continue;
         image.at(weight_offset(f_.element, row, k) / f_.element) =
-            weight(b.channel_block * 32 + k, target.channel, tap[0], tap[1], tap[2]);
+            weight_value(b.channel_block * 32 + k, target.channel, tap[0], tap[1], tap[2]);
       }
     }
     return image;
@@ -280,31 +222,9 @@ class Tile {
       }
       if (c >= p_.out_channels) continue;
       int const address = swizzled(index * f_.element / 16 * 16, width) + index * f_.element % 16;
-      ASSERT_EQ(unit.at(address / f_.element), gather(c, 2 * d + group, oh, ow))
+      ASSERT_EQ(unit.at(address / f_.element), gather(p_, c, 2 * d + group, oh, ow))
           << "channel " << c << " od " << 2 * d + group << " oh " << oh << " ow " << ow;
     }
-  }
-
-  /// By the definition; outputs outside the tensor too, since the copy engine cuts them off.
-  int gather(int c, int od, int oh, int ow) const {
-    int sum = 0;
-    int const o[3] = {od, oh, ow};
-    for (int a = 0; a < p_.kernel[0]; ++a) {
-      for (int b = 0; b < p_.kernel[1]; ++b) {
-        for (int e = 0; e < p_.kernel[2]; ++e) {
-          int const tap[3] = {a, b, e};
-          int64_t i[3];
-          bool live = true;
-          for (int axis = 0; axis < 3; ++axis) {
-            int64_t const v = o[axis] + p_.padding[axis] - tap[axis];
-            i[axis] = v / 2;
-            live = live && v >= 0 && v % 2 == 0 && i[axis] < p_.in_size[axis];
-          }
-          for (int k = 0; live && k < p_.in_channels; ++k) sum += x(k, i[0], i[1], i[2]) * weight(k, c, a, b, e);
-        }
-      }
-    }
-    return sum;
   }
 
   Problem p_;
@@ -441,172 +361,6 @@ TEST(Sm90Split, PartsLieWhereWgmmaReadsThem) {
         EXPECT_EQ(split_weight_offset(row, k), hi);
       }
     }
-  }
-}
-
-// ---- configuration ---------------------------------------------------------------------------------------------
-
-TEST(Sm90Config, FitsIntoSharedMemory) {
-  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16, CONVT3D_BF16}) {
-    for (bool last : {false, true}) {
-      for (int in : {8, 16, 32, 64, 128, 256}) {
-        for (int k : {2, 3, 4}) {
-          Problem const p =
-              make(2, in, 64, {8, 16, 16}, {k, k, k}, {k / 3, k / 3, k / 3}, {k % 2, k % 2, k % 2}, dtype, last);
-          Config const c = choose_config(p);
-          if (!refusal(p).empty() || choose_mainloop(p, 132) != Mainloop::kResident) continue;
-          EXPECT_LE(shared_bytes(p, c.stages, c.ring), kSharedLimit);
-          EXPECT_GE(c.ring, kSmallestRing);
-          EXPECT_LE(c.ring, kLargestRing);
-          EXPECT_GE(c.stages, c.keep ? window(p.kernel[0], p.padding[0]).count * slab_count(p) : 2);
-          EXPECT_LE(c.stages, kLargestStages);
-          EXPECT_TRUE(c.run_length == 1 || c.keep);
-        }
-      }
-    }
-  }
-}
-
-TEST(Sm90Config, TilesCoverTheOutputOnce) {
-  Problem const p = make(3, 32, 64, {5, 9, 18}, {3, 3, 3}, {1, 1, 1}, {0, 1, 0});
-  for (int length : {1, 2, 4}) {
-    Tiling const t = tiling(p, length);
-    EXPECT_EQ(t.pairs[0], 5);
-    EXPECT_EQ(t.pairs[1], 9);
-    EXPECT_EQ(t.pairs[2], 18);
-    EXPECT_EQ(t.runs, 3 * ceil_div(5, length) * 2 * 2);
-  }
-}
-
-TEST(Sm90Config, WorkspacePartsDoNotOverlap) {
-  Problem const p = reference();
-  Config const c = choose_config(p);
-  Workspace const w = workspace_layout(p, c);
-  EXPECT_LE(w.counters + class_count(p) * 4, w.suspects);
-  EXPECT_LE(w.suspects + kPrepareCtas * 4, w.owners);
-  EXPECT_LE(w.owners + class_count(p) * tiling(p, c.run_length).runs * 4, w.weights);
-  EXPECT_EQ(w.weights % 128, 0u);
-  EXPECT_EQ(w.weights + class_count(p) * class_blocks(p) * kWeightBlockBytes, w.bytes);
-}
-
-// ---- what is taken ---------------------------------------------------------------------------------------------
-
-TEST(Sm90Supported, TakesTheReferenceInEveryTypeAndFormat) {
-  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16, CONVT3D_BF16}) {
-    for (bool last : {false, true}) EXPECT_EQ(refusal(reference(dtype, last)), "");
-  }
-}
-
-TEST(Sm90Supported, TakesTheReferenceInIeeeMode) {
-  for (bool last : {false, true}) {
-    Problem p = reference(CONVT3D_F32, last);
-    p.precision = CONVT3D_IEEE;
-    EXPECT_EQ(refusal(p), "");
-    Config const c = choose_config(p);
-    EXPECT_LE(shared_bytes(p, c.stages, c.ring), kSharedLimit);
-    EXPECT_GE(c.ring, 8);
-    Workspace const w = workspace_layout(p, c);
-    size_t const blocks = static_cast<size_t>(class_count(p) * class_blocks(p));
-    EXPECT_EQ(w.weights + blocks * kWeightBlockBytes, w.scans);
-    EXPECT_LE(w.scans + sizeof(ScanResult) * static_cast<size_t>(scan_ctas(p)), w.weight_results);
-    EXPECT_LE(w.weight_results + blocks * 4, w.weight_exponents);
-    EXPECT_LE(w.weight_exponents + static_cast<size_t>(class_count(p)) * 4, w.declined);
-    EXPECT_LE(w.declined + 4, w.bytes);
-  }
-}
-
-TEST(Sm90Supported, SaysWhatItDoesNotTake) {
-  auto with = [](auto change) {
-    Problem p = reference();
-    change(p);
-    return refusal(p);
-  };
-  EXPECT_EQ(refusal(reference(), {80, 108}), "sm90: compute capability is 80, the kernel takes 90");
-  EXPECT_EQ(refusal(reference(), {100, 148}), "sm90: compute capability is 100, the kernel takes 90");
-  EXPECT_EQ(with([](Problem& p) { p.groups = 2; }), "sm90: groups is 2, the kernel takes 1");
-  EXPECT_EQ(with([](Problem& p) { p.stride[1] = 3; }), "sm90: stride along H is 3, the kernel takes 1 or 2");
-  EXPECT_EQ(with([](Problem& p) { p.dilation[0] = 2; }), "sm90: dilation along D is 2, the kernel takes 1");
-  EXPECT_EQ(with([](Problem& p) { p.kernel[2] = 6; }),
-            "sm90: kernel size along W is 6, the kernel takes the stride to 5");
-  EXPECT_EQ(with([](Problem& p) { p.kernel[2] = 1; }),
-            "sm90: kernel size along W is 1, the kernel takes the stride to 5");
-  EXPECT_EQ(with([](Problem& p) { p.in_channels = 12; }), "sm90: in_channels is 12, the kernel takes multiples of 8");
-  EXPECT_EQ(with([](Problem& p) { p.out_channels = 20; }), "sm90: out_channels is 20, the kernel takes multiples of 8");
-  EXPECT_EQ(with([](Problem& p) { p.y_alignment = 8; }), "sm90: alignment of y is 8, the kernel takes 16 bytes");
-  EXPECT_EQ(with([](Problem& p) { p.add_alignment = 4; }),
-            "sm90: alignment of a full-size add is 4, the kernel takes 16 bytes");
-  EXPECT_EQ(with([](Problem& p) { p.y_stride[3] = 33; }),
-            "sm90: a stride of y is 33, the kernel takes positive multiples of 4");
-  EXPECT_EQ(with([](Problem& p) { p.add_stride[1] = 0; }),
-            "sm90: a stride of a full-size add is 0, the kernel takes positive multiples of 4");
-  EXPECT_EQ(with([](Problem& p) { p.x_stride[4] = 2; }), "sm90: stride of x along W is 2, the kernel takes 1, as of y");
-}
-
-TEST(Sm90Choice, WeightsThatDoNotFitStream) {
-  auto choice = [](Problem const& p) { return choose_mainloop(p, kH200.multiprocessors); };
-  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16, CONVT3D_BF16}) {
-    for (bool last : {false, true}) {
-      EXPECT_EQ(choice(reference(dtype, last)), Mainloop::kResident);
-      Problem const wide = make(1, 320, 64, {4, 8, 8}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last);
-      EXPECT_EQ(refusal(wide), "");
-      EXPECT_EQ(choice(wide), Mainloop::kStream);
-      EXPECT_EQ(choice(make(2, 64, 32, {8, 64, 64}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, last)),
-                Mainloop::kResident);
-    }
-  }
-  // One multiprocessor for each class of the resident kernel.
-  EXPECT_EQ(choose_mainloop(make(2, 32, 3200, {8, 8, 8}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}), 132), Mainloop::kStream);
-}
-
-TEST(Sm90Choice, OtherStridesStream) {
-  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
-    for (bool last : {false, true}) {
-      Problem p = make(2, 96, 48, {64, 64, 32}, {3, 3, 1}, {1, 1, 0}, {1, 1, 0}, dtype, last);
-      p.stride[2] = 1;
-      test::pack(p, last ? test::Layout::kNdhwc : test::Layout::kNcdhw);
-      EXPECT_EQ(refusal(p), "");
-      EXPECT_EQ(choose_mainloop(p, 132), Mainloop::kStream);
-      EXPECT_TRUE(worthwhile(p, kH200));
-    }
-  }
-  // One row of outputs leaves a residue without rows.
-  EXPECT_EQ(refusal(make(1, 320, 64, {4, 1, 8}, {3, 3, 3}, {1, 1, 1}, {1, 0, 1}, CONVT3D_F16, true)),
-            "sm90: output size along H is 1, the kernel takes at least the stride");
-  EXPECT_EQ(refusal(make(1, 320, 64, {4, 1, 8}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16, true)), "");
-  // Pairs of outputs along W need twice the columns of x: with more planes nothing is left for y.
-  Problem p = make(1, 64, 64, {5, 17, 32}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0});
-  for (int i = 0; i < 3; ++i) p.stride[i] = 1;
-  test::pack(p, test::Layout::kNcdhw);
-  EXPECT_NE(refusal(p), "");
-}
-
-TEST(Sm90Choice, MostlyEmptyTilesAreNotWorthwhile) {
-  auto from = [](int size) { return make(64, 256, 128, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}); };
-  EXPECT_FALSE(worthwhile(from(4), kH200));
-  EXPECT_TRUE(worthwhile(from(8), kH200));
-  EXPECT_TRUE(worthwhile(from(24), kH200));
-}
-
-TEST(Sm90Supported, MixedFormatsAreRefused) {
-  Problem const last = reference(CONVT3D_F16, true);
-  Problem p = reference(CONVT3D_F16, false);
-  for (int i = 0; i < 5; ++i) p.x_stride[i] = last.x_stride[i];
-  EXPECT_NE(refusal(p), "");
-  p = last;
-  for (int i = 0; i < 5; ++i) p.add_stride[i] = reference(CONVT3D_F16, false).add_stride[i];
-  EXPECT_NE(refusal(p), "");
-}
-
-TEST(Sm90Supported, AnyBroadcastOverVoxelsIsTaken) {
-  for (bool last : {false, true}) {
-    Problem p = reference(CONVT3D_F16, last);
-    for (int i = 2; i < 5; ++i) p.add_stride[i] = 0;
-    p.add_stride[0] = 64;
-    p.add_stride[1] = 1;
-    p.add_alignment = 2;
-    EXPECT_EQ(refusal(p), "");
-    p.add_stride[0] = p.add_stride[1] = 0;
-    EXPECT_EQ(refusal(p), "");
   }
 }
 

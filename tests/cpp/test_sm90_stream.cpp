@@ -11,6 +11,7 @@
 
 #include "cases.hpp"
 #include "sm90/stream/config.hpp"
+#include "sm90_emulation.hpp"
 
 namespace convt3d::sm90::stream {
 namespace {
@@ -81,8 +82,6 @@ TEST(Sm90Stream, RowsAreEveryChannelOnce) {
   }
 }
 
-int swizzled(int address, int width) { return address ^ (((address >> 7) & (width / 16 - 1)) << 4); }
-
 /// One consumer group's part of a tile, in exact integers.
 class Tile {
  public:
@@ -112,13 +111,6 @@ class Tile {
  private:
   using Sums = std::vector<std::vector<std::vector<int>>>;
 
-  static int x(int64_t c, int64_t d, int64_t h, int64_t w) {
-    return static_cast<int>((c * 7 + d * 5 + h * 3 + w * 11) % 13) - 6;
-  }
-  static int weight(int64_t i, int64_t o, int64_t a, int64_t b, int64_t c) {
-    return static_cast<int>((i * 3 + o * 5 + a * 7 + b * 11 + c * 2) % 9) - 4;
-  }
-
   std::vector<int> make_slab(int d, int first) const {
     std::vector<int> stage(slab_.bytes / f_.element);
     Window const wh = rows_window(p_);
@@ -130,7 +122,7 @@ class Tile {
         bool const inside = d >= 0 && d < p_.in_size[0] && h >= 0 && h < p_.in_size[1] && w >= 0 && w < p_.in_size[2];
         for (int c = 0; inside && c < 128 / f_.element && first + c < p_.in_channels; ++c) {
           int const at = slab_offset(j * slab_.pitch + i, c / f_.vector()) + c % f_.vector() * f_.element;
-          stage.at(at / f_.element) = x(first + c, d, h, w);
+          stage.at(at / f_.element) = x_value(first + c, d, h, w);
         }
       }
     }
@@ -143,7 +135,7 @@ class Tile {
       int const o = channel_ + row_channel(f_.channels_last, row);
       for (int k = 0; k < 128 / f_.element && o < p_.out_channels && first + k < p_.in_channels; ++k) {
         image.at(piece_offset(row, k * f_.element) / f_.element) =
-            weight(first + k, o, piece.tap[0], piece.tap[1], piece.tap[2]);
+            weight_value(first + k, o, piece.tap[0], piece.tap[1], piece.tap[2]);
       }
     }
     return image;
@@ -214,30 +206,9 @@ class Tile {
       oh += h_ * stride_h * kTileH;
       ow += w_ * 2 * kTileW;
       int const od = static_cast<int>(p_.stride[0]) * (d_ + group) + cls / stride_h;
-      ASSERT_EQ(unit.at(swizzled(index * f_.element, width) / f_.element), gather(c, od, oh, ow))
+      ASSERT_EQ(unit.at(swizzled(index * f_.element, width) / f_.element), gather(p_, c, od, oh, ow))
           << "channel " << c << " od " << od << " oh " << oh << " ow " << ow;
     }
-  }
-
-  int gather(int c, int od, int oh, int ow) const {
-    int sum = 0;
-    int const o[3] = {od, oh, ow};
-    for (int a = 0; a < p_.kernel[0]; ++a) {
-      for (int b = 0; b < p_.kernel[1]; ++b) {
-        for (int e = 0; e < p_.kernel[2]; ++e) {
-          int const tap[3] = {a, b, e};
-          int64_t i[3];
-          bool live = true;
-          for (int axis = 0; axis < 3; ++axis) {
-            int64_t const v = o[axis] + p_.padding[axis] - tap[axis];
-            i[axis] = v / p_.stride[axis];
-            live = live && v >= 0 && v % p_.stride[axis] == 0 && i[axis] < p_.in_size[axis];
-          }
-          for (int k = 0; live && k < p_.in_channels; ++k) sum += x(k, i[0], i[1], i[2]) * weight(k, c, a, b, e);
-        }
-      }
-    }
-    return sum;
   }
 
   Problem p_;
