@@ -65,9 +65,10 @@ struct CollectiveEpilogue {
     return Element<T>::to_float(static_cast<T const*>(tensor)[at]);
   }
 
-  /// Where a unit lies in y: its first output. NCDHW: a is W, b is H / 4. NDHWC: a is W / 2, b is H.
+  /// Where a unit lies in y: its first output. NCDHW: a is W, b is H / 4. NDHWC: a is W / 2, b is H. When streaming,
+  /// also the tensor map of each of its copies.
   struct alignas(16) UnitBox {
-    int32_t a, b, c, d, n, store, unused[2];
+    int32_t a, b, c, d, n, store, map[2];
   };
 
   enum : int32_t { kSkip = 0, kStore = 1, kEnd = 2 };  // UnitBox::store

@@ -45,8 +45,8 @@ struct StreamEpilogue {
     box.d = params.stride_d * (it.d + group) + residue_d;
     box.n = it.n;
     box.store = box.c < p.out_channels && box.d < p.out_depth ? Resident::kStore : Resident::kSkip;
-    box.unused[0] = it.cls - residue_d * params.stride_h;
-    box.unused[1] = box.unused[0] + params.stride_h;
+    box.map[0] = it.cls - residue_d * params.stride_h;
+    box.map[1] = box.map[0] + params.stride_h;
     return box;
   }
 
@@ -55,7 +55,7 @@ struct StreamEpilogue {
     constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     full.arrive_and_expect_tx(kUnitBytes);
     for (int i = 0; i < kCopies; ++i) {
-      CUtensorMap const* map = &p.add_map[box.unused[i]];
+      CUtensorMap const* map = &p.add_map[box.map[i]];
       unsigned char* const part = unit + i * (kUnitBytes / kCopies);
       auto* const barrier = reinterpret_cast<uint64_t*>(&full);
       if constexpr (kChannelsLast) {
@@ -68,7 +68,7 @@ struct StreamEpilogue {
 
   CUTLASS_DEVICE static void store_unit(Params const& p, unsigned char* unit, UnitBox const& box) {
     for (int i = 0; i < kCopies; ++i) {
-      CUtensorMap const* map = &p.y_map[box.unused[i]];
+      CUtensorMap const* map = &p.y_map[box.map[i]];
       unsigned char* const part = unit + i * (kUnitBytes / kCopies);
       if constexpr (kChannelsLast) {
         cute::SM90_TMA_STORE_5D::copy(map, part, box.c, box.b, box.a, box.d, box.n);
