@@ -348,6 +348,31 @@ def test_threads() -> None:
     assert not wrong
 
 
+@families
+def test_first_call_of_a_fresh_thread(family: Family) -> None:
+    """Memory from the allocator's cache, so that nothing has bound a CUDA context to the thread before."""
+    case = case_for(family)
+    tensors = case.make("cuda")
+    expected = family.call(case, tensors)
+    results: list[Tensor] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            results.append(case.call(tensors))
+        except Exception as error:
+            errors.append(error)
+
+    family.call(case, tensors)  # leaves its output's memory to the thread
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not errors
+    assert_accurate(case, tensors, results[0])
+    if family.name != "aten":  # cuDNN promises no bits
+        assert torch.equal(results[0], expected)
+
+
 def test_out_of_memory_leaves_everything_usable() -> None:
     x = torch.zeros(1, 8, 128, 128, 128, device="cuda").expand(256, -1, -1, -1, -1)
     w = torch.zeros(8, 64, 2, 2, 2, device="cuda")

@@ -31,8 +31,6 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
   int const ways = f.channels_last ? 2 : 4;
   // Where a box's rows are 64 bytes, the other half of the line is wanted soon, by the next class or the next row.
   bool const narrow = f.channels_last || f.element == 2;
-  EncodeFunction const encode = tensor_map_encoder();
-  if (encode == nullptr) return false;
   for (int m = 0; m < (merged ? 1 : ways); ++m) {
     auto const parts = size(merged ? shape[split] / ways : (shape[split] - m + ways - 1) / ways);
     auto const last = static_cast<cuuint32_t>(merged ? ways : 1);
@@ -47,12 +45,12 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
     cuuint32_t const box_ncdhw[5] = {2 * kTileW, kTileH / 2, static_cast<cuuint32_t>(f.vector()), 1, last};
     cuuint32_t const box_ndhwc[5] = {static_cast<cuuint32_t>(class_channels(f.element)), kTileW, 4, 1, last};
     auto const* first = static_cast<unsigned char const*>(base) + m * stride[split] * f.element;
-    if (encode(&maps[m], kMapTypes[p.dtype], 5, const_cast<unsigned char*>(first),
-               f.channels_last ? dims_ndhwc : dims_ncdhw, f.channels_last ? strides_ndhwc : strides_ncdhw,
-               f.channels_last ? box_ndhwc : box_ncdhw, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-               narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+    if (!encode_tensor_map(&maps[m], kMapTypes[p.dtype], 5, const_cast<unsigned char*>(first),
+                           f.channels_last ? dims_ndhwc : dims_ncdhw, f.channels_last ? strides_ndhwc : strides_ncdhw,
+                           f.channels_last ? box_ndhwc : box_ncdhw, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                           narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
       return false;
     }
   }

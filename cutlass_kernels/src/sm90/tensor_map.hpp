@@ -34,4 +34,19 @@ inline EncodeFunction tensor_map_encoder() {
   return reinterpret_cast<EncodeFunction>(found);
 }
 
+/// Calls the encoder. A thread that has not used the runtime yet (autograd's, where the memory came from a cache) has
+/// no current context, without which the driver refuses every map: so it is bound, and the map encoded again.
+template <typename... Arguments>
+bool encode_tensor_map(Arguments... arguments) {
+  EncodeFunction const encode = tensor_map_encoder();
+  if (encode == nullptr) return false;
+  if (encode(arguments...) == CUDA_SUCCESS) return true;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  return encode(arguments...) == CUDA_SUCCESS;
+}
+
 }  // namespace convt3d::sm90

@@ -16,8 +16,6 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
   };
   cuuint32_t const step[5] = {1, 1, 1, 1, 1};
   auto size = [](int64_t v) { return static_cast<cuuint64_t>(v); };
-  EncodeFunction const encode = tensor_map_encoder();
-  if (encode == nullptr) return false;
   for (int m = 0; m < ways; ++m) {
     cuuint64_t const parts = size((shape[3] - m + ways - 1) / ways);
     cuuint64_t const dims_ncdhw[5] = {size(shape[4]), parts, size(shape[1]), size(shape[2]), size(shape[0])};
@@ -31,10 +29,10 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
                                            ? (f.element == 4 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B)
                                            : (f.element == 4 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
     auto const* first = static_cast<unsigned char const*>(base) + m * stride[3] * f.element;
-    if (encode(&maps[m], kMapTypes[p.dtype], 5, const_cast<unsigned char*>(first),
-               f.channels_last ? dims_ndhwc : dims_ncdhw, f.channels_last ? strides_ndhwc : strides_ncdhw,
-               f.channels_last ? box_ndhwc : box_ncdhw, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+    if (!encode_tensor_map(&maps[m], kMapTypes[p.dtype], 5, const_cast<unsigned char*>(first),
+                           f.channels_last ? dims_ndhwc : dims_ncdhw, f.channels_last ? strides_ndhwc : strides_ncdhw,
+                           f.channels_last ? box_ndhwc : box_ncdhw, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
       return false;
     }
   }
@@ -103,11 +101,9 @@ bool fill_x_pass(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
                              static_cast<cuuint32_t>(s.columns), 1, 1};
   cuuint32_t const one[5] = {1, 1, 1, 1, 1};
   k.box_bytes = 128 * s.pitch * s.columns;
-  EncodeFunction const encode = tensor_map_encoder();
-  return encode != nullptr &&
-         encode(&k.x_map, kMapTypes[p.dtype], 5, const_cast<void*>(in_place ? t.x : copy), dims, steps, box, one,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode_tensor_map(&k.x_map, kMapTypes[p.dtype], 5, const_cast<void*>(in_place ? t.x : copy), dims, steps, box,
+                           one, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 }  // namespace
