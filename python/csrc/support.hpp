@@ -30,20 +30,20 @@ constexpr size_t kMessageBytes = 256;
 
 inline int32_t device_type_of(Tensor const& tensor) {
   int32_t type = -1;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
   return type;
 }
 
 // torch's number for the type. Unlike scalar_type(), answers for every type.
 inline int32_t dtype_of(Tensor const& tensor) {
   int32_t dtype = -1;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 
 inline bool is_strided(Tensor const& tensor) {
   int32_t layout = -1;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
   return layout == aoti_torch_layout_strided();
 }
 
@@ -125,7 +125,7 @@ inline void raise_out_of_memory(int64_t output_bytes, size_t workspace_bytes) {
 inline void* current_stream(int32_t device_index) {
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "convt3d: this torch has no CUDA");
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &stream));
   return stream;
 }
 
