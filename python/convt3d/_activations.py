@@ -46,11 +46,24 @@ def _identity(t: Tensor, _slope: float) -> Tensor:
     return t
 
 
+def _needs_own_hardswish(t: Tensor) -> bool:
+    # ATen's CUDA kernel multiplies by float32's 1/6 in float64 too: 5e-8 off (its CPU kernel divides by 6).
+    return t.dtype == torch.float64 and t.is_cuda
+
+
+def _hardswish_(t: Tensor, _slope: float) -> Tensor:
+    if _needs_own_hardswish(t):
+        return t.mul_((t + 3).clamp_(0, 6)).div_(6)
+    return aten.hardswish_(t)  # type: ignore[no-any-return]
+
+
 def _x_hardswish(t: Tensor, _slope: float) -> Tensor:
     return t * F.hardswish(t)
 
 
 def _x_hardswish_(t: Tensor, _slope: float) -> Tensor:
+    if _needs_own_hardswish(t):
+        return t.mul_(_hardswish_(t.clone(), _slope))
     return t.mul_(F.hardswish(t))
 
 
@@ -132,7 +145,7 @@ _TABLE = (
         "hardswish",
         9,
         lambda t, s: F.hardswish(t),
-        lambda t, s: aten.hardswish_(t),
+        _hardswish_,
         lambda g, t, s: aten.hardswish_backward(g, t),
     ),
     Activation("x_hardswish", 10, _x_hardswish, _x_hardswish_, _x_hardswish_backward),
