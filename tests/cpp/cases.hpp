@@ -131,6 +131,7 @@ inline Problem random_problem(Random& random, CaseLimits const& limits = {}) {
       p.dilation[axis] = 1;
       p.padding[axis] = random.integer(0, 1);
       p.output_padding[axis] = random.integer(0, p.stride[axis] - 1);
+      if (output_size(p, axis) < 1) p.padding[axis] = 0;
     }
     // One size in two makes rows of 4 n outputs.
     p.kernel[2] = random.chance(50) ? 2 : 4;

@@ -110,7 +110,7 @@ def random_call(seed: str, device: str) -> Call:
 
 
 def _random_case(rng: random.Random, on_cuda: bool) -> Case:
-    if rng.random() < 0.2:
+    if rng.random() < (0.45 if on_cuda else 0.2):
         case = random_hopper_case(rng)
         case = replace(
             case,

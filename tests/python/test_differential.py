@@ -18,7 +18,7 @@ SEED = 2026
 
 @pytest.mark.parametrize("chunk", range(3))
 def test_random_calls_on_a_cpu(chunk: int, one_thread: None) -> None:
-    outcome = differential.run_cases(SEED + chunk, 200, "cpu")
+    outcome = differential.run_cases(SEED + chunk, range(200), "cpu")
     assert not outcome.failures, differential.report(outcome.failures, "cpu")
     assert outcome.passed == 200
 
@@ -26,7 +26,7 @@ def test_random_calls_on_a_cpu(chunk: int, one_thread: None) -> None:
 @pytest.mark.gpu
 def test_random_calls_on_a_gpu() -> None:
     """A tenth of a full run, which is a command of its own."""
-    outcome = differential.run_cases(SEED, 300, "cuda")
+    outcome = differential.run_cases(SEED, range(300), "cuda")
     assert not outcome.failures, differential.report(outcome.failures, "cuda")
 
 
