@@ -5,6 +5,8 @@
 #include "convt3d/activation.hpp"
 #include "convt3d/convt3d.h"
 #include "convt3d/convt3d_backward.h"
+#include "convt3d/convt3d_copy.h"
+#include "copy/copy.hpp"
 #include "dispatch.hpp"
 #include "validate.hpp"
 
@@ -106,6 +108,20 @@ convt3d_status convt3d_backward_activation(convt3d_activation_gradient const* de
   if (status == CONVT3D_OK) status = require(tensors, "tensors", message);
   if (status == CONVT3D_OK) status = convt3d::backward::validate(*description, message);
   return status == CONVT3D_OK ? convt3d::backward::run(*description, *tensors, stream, message) : status;
+}
+
+convt3d_status convt3d_copy_supported(convt3d_copy const* description, char* text, size_t capacity) {
+  Message message(text, capacity);
+  convt3d_status const status = require(description, "description", message);
+  convt3d::copy::Rows rows;
+  return status == CONVT3D_OK ? convt3d::copy::lay_out(*description, rows, message) : status;
+}
+
+convt3d_status convt3d_copy_tensor(convt3d_copy const* description, void const* source, void* target, void* stream,
+                                   char* text, size_t capacity) {
+  Message message(text, capacity);
+  convt3d_status const status = require(description, "description", message);
+  return status == CONVT3D_OK ? convt3d::copy::run(*description, source, target, stream, message) : status;
 }
 
 }  // extern "C"

@@ -2,8 +2,9 @@
 """A transposed convolution into its place in a concatenation: ``cat([conv_transpose3d(x), skip], 1)``.
 
 The kernels take any strides of y, so the result is allocated once, the convolution writes its channels of it,
-and the skip is copied beside them. Nothing else is new: the convolution's part is the operator of _ops.py in
-every respect (validation, precision, gradients, decompositions).
+and the skip is copied beside them, all by one call of the binding where both can be had in 16-byte accesses.
+Nothing else is new: the convolution's part is the operator of _ops.py in every respect (validation,
+precision, gradients, decompositions).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _aten, _native, _ops
 from ._functional import IntOrTriple, nothing_in_between, operator_arguments
-from ._memory_format import as_memory_format, cat_is_channels_last, output_is_channels_last, surely
+from ._memory_format import as_memory_format, cat_is_channels_last, surely
 from ._ops import autocast_dtype, forward_op
-from ._problem import Problem, output_extent
+from ._problem import Problem
 
 _library: Any = torch.library.Library("convt3d", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
@@ -68,6 +69,22 @@ def conv_transpose3d_cat(
         TypeError, RuntimeError, ValueError: as PyTorch for the same mistake; the message names the argument.
     """
     tensors = (input, weight, bias, add, skip)
+    plain = skip is not None and type(skip_first) is bool
+    if plain and not torch.compiler.is_compiling() and nothing_in_between(tensors):
+        # None: whatever the reason, the long way below knows the right error or fallback.
+        out = _native.quick(
+            tensors[:4],
+            (stride, padding, output_padding, dilation),
+            groups,
+            add_order,
+            activation,
+            negative_slope,
+            precision,
+            skip,
+            skip_first,
+        )
+        if out is not None:
+            return out
     if has_torch_function(tensors):
         return handle_torch_function(
             conv_transpose3d_cat,
@@ -109,45 +126,7 @@ def conv_transpose3d_cat(
         raise TypeError(
             f"convt3d: skip_first must be a bool, got {skip_first!r} ({type(skip_first).__name__})"
         )
-    if not torch.compiler.is_compiling() and input.is_cuda and nothing_in_between(tensors):
-        out = _direct(arguments, skip, skip_first)
-        if out is not None:
-            return out
     return cat_op(*arguments, skip, skip_first)  # type: ignore[no-any-return]
-
-
-def _direct(arguments: _Args, skip: Tensor, skip_first: bool) -> Tensor | None:
-    """The result by the kernels without passing the operator's Python kernels, or None.
-
-    The kernels check the convolution's arguments themselves. What is checked here is what they cannot see.
-    """
-    input, weight, _, stride, padding, output_padding, groups, dilation = arguments[:8]
-    if input.dim() != 5 or weight.dim() != 5 or input.numel() == 0:
-        return None
-    size = [
-        output_extent(i, k, s, p, op, d)
-        for i, k, s, p, op, d in zip(
-            input.shape[2:], weight.shape[2:], stride, padding, output_padding, dilation, strict=True
-        )
-    ]
-    shape = (input.shape[0], weight.shape[1] * groups, *size)
-    if (
-        min(shape) <= 0
-        or skip.dtype != input.dtype
-        or skip.device != input.device
-        or skip.layout != torch.strided
-        or skip.is_neg()  # its memory holds the opposite
-        or skip.dim() != 5
-        or skip.shape[0] != shape[0]
-        or list(skip.shape[2:]) != size
-    ):
-        return None
-    out = _empty(shape, output_is_channels_last(input, weight), skip)
-    up, beside = parts(out, shape[1], skip_first)
-    if not _native.forward_into(up, arguments):
-        return None
-    _copy(skip, beside)
-    return out
 
 
 def _empty(shape: tuple[int, ...], channels_last: bool, skip: Tensor, device: Any = None) -> Tensor:
@@ -262,6 +241,11 @@ def _fake(*args: Any) -> Tensor:
 
 
 def _forward(*args: Any) -> Tensor:
+    *given, skip, skip_first = args
+    if skip.is_cuda:
+        result = _native.quick_cat(tuple(given), skip, skip_first)
+        if result is not None:
+            return result
     problem, own, skip, skip_first = described(args)
     out = empty_result(problem, skip)
     up, beside = parts(out, problem.out_channels, skip_first)

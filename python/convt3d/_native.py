@@ -44,6 +44,7 @@ class Native:
     forward: Any = None
     forward_into: Any = None
     quick: Any = None
+    quick_cat: Any = None
     activation_backward_: Any = None
     reason: str = ""
 
@@ -85,6 +86,7 @@ def _load() -> Native:
             operators.forward.default,
             operators.forward_into.default,
             operators.quick.default,
+            operators.quick_cat.default,
             operators.activation_backward_.default,
         )
     except (OSError, AttributeError, RuntimeError) as error:
@@ -195,6 +197,8 @@ def quick(
     activation: Any,
     negative_slope: Any,
     precision: Any,
+    skip: Tensor | None = None,
+    skip_first: bool = False,
 ) -> Tensor | None:
     """The short way of an eager call, which must cost few microseconds: nothing is checked but types.
 
@@ -202,6 +206,7 @@ def quick(
         tensors: plain tensors or None: input, weight, bias, add.
         triples: as the user gave them: stride, padding, output_padding, dilation.
         groups, add_order, activation, negative_slope, precision: as the user gave them.
+        skip, skip_first: of a concatenation; plain, too.
 
     Returns:
         None where anything is unusual or no kernel takes the call.
@@ -228,24 +233,59 @@ def quick(
         options = _quick_options(activation, add_order, precision)
         if options is None:
             return None
+    out: Tensor | None
     try:
-        out: Tensor | None = loaded.quick(
-            input,
-            weight,
-            bias,
-            add,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            dilation,
-            options,
-            negative_slope,
-        )
+        if skip is None:
+            out = loaded.quick(
+                input,
+                weight,
+                bias,
+                add,
+                stride,
+                padding,
+                output_padding,
+                groups,
+                dilation,
+                options,
+                negative_slope,
+            )
+        else:
+            out = loaded.quick_cat(
+                skip,
+                skip_first,
+                input,
+                weight,
+                bias,
+                add,
+                stride,
+                padding,
+                output_padding,
+                groups,
+                dilation,
+                options,
+                negative_slope,
+            )
     except RuntimeError as error:
         _raise_if_out_of_memory(error, input.device)
         raise
     return out
+
+
+def quick_cat(arguments: tuple[Any, ...], skip: Tensor, skip_first: bool) -> Tensor | None:
+    """:func:`quick` for the arguments of ``torch.ops.convt3d.conv_transpose3d``, in order."""
+    input, weight, bias, stride, padding, output_padding, groups, dilation, add, *rest = arguments
+    add_order, activation, negative_slope, precision = rest
+    return quick(
+        (input, weight, bias, add),
+        (tuple(stride), tuple(padding), tuple(output_padding), tuple(dilation)),
+        groups,
+        add_order,
+        activation,
+        negative_slope,
+        None if precision == "default" else precision,
+        skip,
+        skip_first,
+    )
 
 
 def _pack(value: Any) -> int | None:

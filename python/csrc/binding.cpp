@@ -6,6 +6,7 @@
 //   convt3d_native::forward_into(out, ...) -> bool   the same into `out`, such as a slice of a larger tensor
 //   convt3d_native::quick(...) -> Tensor?            forward for eager calls: packed arguments, and it decides itself
 //                                                    what Python decides for forward
+//   convt3d_native::quick_cat(skip, ...) -> Tensor?  the same beside a copy of `skip`: torch.cat([y, skip], 1)
 //
 // (backward.cpp has one more.) They never raise for a bad or unsupported call, and write nothing then: Python does the
 // full validation, with torch's own error texts, and the fallback. They raise on CUDA errors and where memory runs out.
@@ -18,6 +19,7 @@
 #include <optional>
 #include <vector>
 
+#include "convt3d/convt3d_copy.h"
 #include "eager_rules.hpp"
 #include "support.hpp"
 
@@ -42,6 +44,16 @@ struct Call {
   int64_t kernel;
   bool channels_last;  // of a result that is allocated here
   Tensor const* out = nullptr;
+  Tensor const* skip = nullptr;  // the result holds this as well, in channels of its own
+  bool skip_first = false;
+};
+
+// The result and where the convolution's part of it is: all of it, but for a concatenation.
+struct Result {
+  int64_t shape[kDims];
+  int64_t stride[kDims];
+  int64_t y_offset;     // elements
+  int64_t skip_offset;  // the same of the skip's part
 };
 
 bool copy_triple(std::vector<int64_t> const& values, int64_t (&triple)[3]) {
@@ -78,11 +90,40 @@ bool broadcast_strides(Tensor const& add, int64_t const (&shape)[kDims], int64_t
   return true;
 }
 
+// Widens a result for the skip. False where the skip does not fit beside it.
+bool add_skip(Call const& call, Result& result) {
+  Tensor const& skip = *call.skip;
+  if (skip.dim() != kDims) return false;
+  for (int dim = 0; dim < kDims; ++dim) {
+    if (dim != 1 && skip.size(dim) != result.shape[dim]) return false;
+    if (result.shape[dim] == 0 || skip.size(dim) == 0) return false;  // strides of torch's own making
+  }
+  // torch.cat's memory format: that of both parts. The strides of one value per sample are ambiguous.
+  bool const several = result.shape[1] > 1 || result.shape[2] > 1 || result.shape[3] > 1 || result.shape[4] > 1;
+  namespace rules = convt3d::binding;
+  bool const channels_last = call.channels_last && several && rules::suggests_channels_last(rules::dense(skip));
+  int64_t const channels = result.shape[1];
+  result.shape[1] += skip.size(1);  // of tensors that are there: no overflow
+  dense_strides(result.shape, channels_last, result.stride);
+  result.y_offset = call.skip_first ? skip.size(1) * result.stride[1] : 0;
+  result.skip_offset = call.skip_first ? 0 : channels * result.stride[1];
+  return true;
+}
+
+// The bytes of a tensor; false where they do not fit 64 bits. Keeps dense_strides from overflowing.
+bool bytes_of(int64_t const (&shape)[kDims], int64_t bytes) {
+  for (int64_t extent : shape) {
+    if (extent < 0 || __builtin_mul_overflow(bytes, extent > 1 ? extent : 1, &bytes)) return false;
+  }
+  return true;
+}
+
 // Describes the call to the library; false where it cannot be described.
 // What the description itself says wrong is the library's to find, except where this code already depends on it.
-bool describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDims]) {
-  std::array<Tensor const*, 5> const tensors = {&call.input, &call.weight, call.bias ? &*call.bias : nullptr,
-                                                call.add ? &*call.add : nullptr, call.out};
+bool describe(Call const& call, convt3d_problem& problem, Result& result) {
+  std::array<Tensor const*, 6> const tensors = {
+      &call.input, &call.weight, call.bias ? &*call.bias : nullptr, call.add ? &*call.add : nullptr,
+      call.out,    call.skip};
   int32_t const dtype = dtype_of(call.input);
   int32_t const device = call.input.get_device_index();
   for (Tensor const* tensor : tensors) {
@@ -123,22 +164,23 @@ bool describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDi
   int64_t out_size[3];
   if (convt3d_output_size(&problem, out_size, nullptr, 0) != CONVT3D_OK) return false;
   int64_t const shape[kDims] = {problem.batch, problem.out_channels, out_size[0], out_size[1], out_size[2]};
-  int64_t bytes = static_cast<int64_t>(call.input.element_size());
-  for (int dim = 0; dim < kDims; ++dim) {
-    y_shape[dim] = shape[dim];
-    // Keeps dense_strides from overflowing.
-    if (shape[dim] < 0 || __builtin_mul_overflow(bytes, shape[dim] > 1 ? shape[dim] : 1, &bytes)) {
-      return false;
-    }
-  }
+  int64_t const element = static_cast<int64_t>(call.input.element_size());
+  result = {};
+  std::memcpy(result.shape, shape, sizeof(shape));
+  if (!bytes_of(result.shape, element)) return false;
 
   copy_strides(call.input, problem.x_stride);
   copy_strides(call.weight, problem.weight_stride);
   problem.x_alignment = alignment_of(call.input.const_data_ptr());
   problem.add_alignment = 16;
   if (call.out == nullptr) {
-    dense_strides(shape, call.channels_last, problem.y_stride);
-    problem.y_alignment = 16;  // torch's allocators give more
+    if (call.skip == nullptr) {
+      dense_strides(shape, call.channels_last, result.stride);
+    } else if (!add_skip(call, result) || !bytes_of(result.shape, element)) {
+      return false;
+    }
+    std::memcpy(problem.y_stride, result.stride, sizeof(result.stride));
+    problem.y_alignment = alignment_within(result.y_offset * element);
   } else {
     if (call.out->dim() != kDims) return false;
     for (int dim = 0; dim < kDims; ++dim) {
@@ -158,6 +200,18 @@ bool describe(Call const& call, convt3d_problem& problem, int64_t (&y_shape)[kDi
     problem.add_alignment = alignment_of(call.add->const_data_ptr());
   }
   return true;
+}
+
+// The copy of the skip into its part of the result; false where the library does not take it.
+bool describe_copy(Call const& call, convt3d_problem const& problem, Result const& result, convt3d_copy& copy) {
+  copy = {};
+  for (int dim = 0; dim < kDims; ++dim) copy.size[dim] = call.skip->size(dim);
+  copy_strides(*call.skip, copy.source_stride);
+  std::memcpy(copy.target_stride, result.stride, sizeof(result.stride));
+  copy.source_alignment = alignment_of(call.skip->const_data_ptr());
+  copy.target_alignment = alignment_within(result.skip_offset * static_cast<int64_t>(call.skip->element_size()));
+  copy.dtype = problem.dtype;
+  return convt3d_copy_supported(&copy, nullptr, 0) == CONVT3D_OK;
 }
 
 // What the library says of device `index`, which is the current one. Asked once per device: properties are slow.
@@ -191,8 +245,10 @@ convt3d_status make_plan(Call const& call, convt3d_problem const& problem, convt
 // The result, or none.
 std::optional<Tensor> run(Call const& call) {
   convt3d_problem problem;
-  int64_t shape[kDims];
-  if (!describe(call, problem, shape)) return std::nullopt;
+  Result result;
+  convt3d_copy copy;
+  if (!describe(call, problem, result)) return std::nullopt;
+  if (call.skip != nullptr && !describe_copy(call, problem, result, copy)) return std::nullopt;
 
   int32_t const index = call.input.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(index);
@@ -202,31 +258,38 @@ std::optional<Tensor> run(Call const& call) {
   if (declined(status)) return std::nullopt;
   if (status != CONVT3D_OK) raise(status, message);
 
-  std::optional<Tensor> y = call.out != nullptr
-                                ? std::optional<Tensor>(*call.out)
-                                : empty_cuda({shape, shape + kDims}, {problem.y_stride, problem.y_stride + kDims},
-                                             dtype_of(call.input), index);
-  Workspace const workspace(y ? plan.workspace_bytes : 0, index);
-  if (!y || workspace.failed()) {
-    int64_t bytes = call.out != nullptr ? 0 : static_cast<int64_t>(call.input.element_size());
-    for (int64_t extent : shape) bytes *= extent;
+  std::optional<Tensor> out = call.out != nullptr
+                                  ? std::optional<Tensor>(*call.out)
+                                  : empty_cuda({result.shape, result.shape + kDims},
+                                               {result.stride, result.stride + kDims}, dtype_of(call.input), index);
+  Workspace const workspace(out ? plan.workspace_bytes : 0, index);
+  int64_t const element = static_cast<int64_t>(call.input.element_size());
+  if (!out || workspace.failed()) {
+    int64_t bytes = call.out != nullptr ? 0 : element;
+    for (int64_t extent : result.shape) bytes *= extent;
     raise_out_of_memory(bytes, plan.workspace_bytes);
   }
+  auto* const base = static_cast<unsigned char*>(out->mutable_data_ptr());
   convt3d_tensors tensors{};
   tensors.x = call.input.const_data_ptr();
   tensors.weight = call.weight.const_data_ptr();
   tensors.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
   tensors.add = call.add ? call.add->const_data_ptr() : nullptr;
-  tensors.y = y->mutable_data_ptr();
+  tensors.y = base + result.y_offset * element;
   tensors.workspace = workspace.data();
   tensors.workspace_bytes = plan.workspace_bytes;
   // The plan relies on it, and an allocator of the user's own could break it.
   if (alignment_of(tensors.y) < problem.y_alignment) return std::nullopt;
 
-  status = convt3d_forward(&problem, &plan, &tensors, current_stream(index), message, sizeof(message));
+  void* const stream = current_stream(index);
+  status = convt3d_forward(&problem, &plan, &tensors, stream, message, sizeof(message));
+  if (status == CONVT3D_OK && call.skip != nullptr) {
+    status = convt3d_copy_tensor(&copy, call.skip->const_data_ptr(), base + result.skip_offset * element, stream,
+                                 message, sizeof(message));
+  }
   if (declined(status)) return std::nullopt;
   if (status != CONVT3D_OK) raise(status, message);
-  return y;
+  return out;
 }
 
 std::optional<Tensor> forward_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
@@ -249,24 +312,49 @@ bool forward_into_op(Tensor const& out, Tensor const& input, Tensor const& weigh
       .has_value();
 }
 
-// A list argument costs about as much as five numbers, so (D, H, W) comes as one: convt3d::binding::unpack.
-std::optional<Tensor> quick_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
-                               std::optional<Tensor> const& add, int64_t stride, int64_t padding,
-                               int64_t output_padding, int64_t groups, int64_t dilation, int64_t options,
-                               double negative_slope) {
+// What the quick operators have in common. A list argument costs about as much as five numbers, so (D, H, W) comes as
+// one: convt3d::binding::unpack.
+struct Packed {
+  int64_t stride, padding, output_padding, groups, dilation, options;
+  double negative_slope;
+};
+
+std::optional<Tensor> run_quick(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
+                                std::optional<Tensor> const& add, Packed const& packed, Tensor const* skip,
+                                bool skip_first) {
   namespace rules = convt3d::binding;
   int64_t const kernel = rules::requested_kernel(std::getenv("CONVT3D_KERNEL"));
-  if (kernel < 0 || !is_strided(input) || !is_strided(weight)) return std::nullopt;
+  if (kernel < 0 || !is_strided(input) || !is_strided(weight) || (skip != nullptr && !is_strided(*skip))) {
+    return std::nullopt;
+  }
   if (input.dim() != kDims || weight.dim() != kDims || input.numel() == 0) return std::nullopt;
   rules::Dense const x = rules::dense(input), w = rules::dense(weight);
   bool const channels_last = rules::suggests_channels_last(x) || rules::suggests_channels_last(w);
   std::optional<Tensor> y =
-      run({input, weight, bias, rules::unpack(stride), rules::unpack(padding), rules::unpack(output_padding), groups,
-           rules::unpack(dilation), add, rules::add_order(options), rules::activation(options), negative_slope,
-           rules::precision(options), kernel, channels_last});
+      run({input, weight, bias, rules::unpack(packed.stride), rules::unpack(packed.padding),
+           rules::unpack(packed.output_padding), packed.groups, rules::unpack(packed.dilation), add,
+           rules::add_order(packed.options), rules::activation(packed.options), packed.negative_slope,
+           rules::precision(packed.options), kernel, channels_last, nullptr, skip, skip_first});
   // An empty output has strides of torch's own making, which only the registered operator asks torch for.
   if (y && y->numel() == 0) return std::nullopt;
   return y;
+}
+
+std::optional<Tensor> quick_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
+                               std::optional<Tensor> const& add, int64_t stride, int64_t padding,
+                               int64_t output_padding, int64_t groups, int64_t dilation, int64_t options,
+                               double negative_slope) {
+  return run_quick(input, weight, bias, add,
+                   {stride, padding, output_padding, groups, dilation, options, negative_slope}, nullptr, false);
+}
+
+std::optional<Tensor> quick_cat_op(Tensor const& skip, int64_t skip_first, Tensor const& input, Tensor const& weight,
+                                   std::optional<Tensor> const& bias, std::optional<Tensor> const& add, int64_t stride,
+                                   int64_t padding, int64_t output_padding, int64_t groups, int64_t dilation,
+                                   int64_t options, double negative_slope) {
+  return run_quick(input, weight, bias, add,
+                   {stride, padding, output_padding, groups, dilation, options, negative_slope}, &skip,
+                   skip_first != 0);
 }
 
 }  // namespace
@@ -275,6 +363,9 @@ STABLE_TORCH_LIBRARY(convt3d_native, m) {
   m.def(
       "quick(Tensor input, Tensor weight, Tensor? bias, Tensor? add, int stride, int padding, int output_padding, "
       "int groups, int dilation, int options, float negative_slope) -> Tensor?");
+  m.def(
+      "quick_cat(Tensor skip, int skip_first, Tensor input, Tensor weight, Tensor? bias, Tensor? add, int stride, "
+      "int padding, int output_padding, int groups, int dilation, int options, float negative_slope) -> Tensor?");
   m.def(
       "forward(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, "
       "int groups, int[] dilation, Tensor? add, int add_order, int activation, float negative_slope, int precision, "
@@ -289,4 +380,5 @@ STABLE_TORCH_LIBRARY_IMPL(convt3d_native, CompositeExplicitAutograd, m) {
   m.impl("forward", TORCH_BOX(&forward_op));
   m.impl("forward_into", TORCH_BOX(&forward_into_op));
   m.impl("quick", TORCH_BOX(&quick_op));
+  m.impl("quick_cat", TORCH_BOX(&quick_cat_op));
 }

@@ -52,6 +52,9 @@ inline int32_t alignment_of(void const* data) {
   return static_cast<int32_t>(address & (~address + 1));
 }
 
+// Of a place that many bytes into an allocation of torch's, whose alignment is more.
+inline int32_t alignment_within(int64_t bytes) { return static_cast<int32_t>((bytes | 16) & -(bytes | 16)); }
+
 inline void copy_strides(Tensor const& tensor, int64_t (&strides)[kDims]) {
   for (int dim = 0; dim < kDims; ++dim) strides[dim] = tensor.stride(dim);
 }

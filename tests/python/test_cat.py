@@ -283,9 +283,56 @@ def test_compile(dynamic: bool, channels_last: bool) -> None:
 # --- into the slice, without a GPU -------------------------------------------------------------------------
 
 
+def test_one_call_of_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is given, on both ways into the operator, and that a refusal is not the end."""
+    seen: list[tuple[Any, ...]] = []
+    answer: list[Tensor | None] = [torch.empty(1)]
+
+    def cat(*arguments: Any) -> Tensor | None:
+        seen.append(arguments)
+        return answer[0]
+
+    monkeypatch.setattr(_native, "_native", _native.Native(forward=cat, quick=cat, quick_cat=cat))
+    monkeypatch.setattr(_cat, "cat_op", lambda *arguments: arguments)
+    monkeypatch.setattr(_cat, "nothing_in_between", lambda tensors: True)  # fake tensors are
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    with FakeTensorMode():
+        x = torch.empty(2, 8, 4, 4, 4, device="cuda")
+        w, skip = torch.empty(8, 16, 2, 2, 2, device="cuda"), torch.empty(2, 24, 8, 8, 8, device="cuda")
+        own = (
+            x,
+            w,
+            None,
+            (2, 2, 2),
+            (0, 1, 0),
+            (0, 0, 0),
+            1,
+            (1, 1, 1),
+            None,
+            "after",
+            "relu",
+            0.5,
+            "default",
+        )
+        for first in (False, True):
+            result = conv_transpose3d_cat(
+                x, w, None, 2, (0, 1, 0), skip=skip, skip_first=first, add_order="after", activation="relu",
+                negative_slope=0.5,
+            )  # fmt: skip
+            assert result is answer[0] and _cat._forward(*own, skip, first) is answer[0]
+        answer[0] = None
+        arguments: Any = conv_transpose3d_cat(x, w, None, 2, skip=skip)
+        assert arguments[-2] is skip and arguments[3] == (2, 2, 2)
+    two, one = 0x20000200002, 0x10000100001
+    for index, call_ in enumerate(seen[:4]):
+        assert call_[0] is skip and call_[1] == (index > 1) and call_[2] is x and call_[3] is w
+        # relu, the add after it, TF32
+        assert call_[4:] == (None, None, two, 1 << 20, 0, 1, one, 1 + (1 << 8) + (1 << 9), 0.5)
+
+
 @pytest.mark.parametrize("taken", [True, False])
 def test_the_kernels_write_into_the_slice(taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the binding is given, on both ways into the operator."""
+    """What the binding is given where the skip is not for it."""
     seen: list[tuple[Any, ...]] = []
 
     def into(*arguments: Any) -> bool:
@@ -305,21 +352,18 @@ def test_the_kernels_write_into_the_slice(taken: bool, monkeypatch: pytest.Monke
         w, skip = torch.empty(8, 16, 2, 2, 2, device="cuda"), torch.empty(2, 24, 8, 8, 8, device="cuda")
         for first in (False, True):
             own = (x, w, None, *spatial, None, "before", "none", 0.01, "default")
-            direct = _cat._direct(own, skip, first)
-            assert (direct is not None) == taken
             if taken:
                 result = _cat._forward(*own, skip, first)
                 assert result.shape == (2, 40, 8, 8, 8) and result.is_contiguous()
-        negative = torch._neg_view(skip)  # its bytes are not its values
-        assert (
-            _cat._direct((x, w, None, *spatial, None, "before", "none", 0.01, "default"), negative, False)
-            is None
-        )
+            else:
+                up = torch.empty(2, 16, 8, 8, 8, device="cuda")
+                assert not _cat._written(_cat.described((*own, skip, first))[0], own, up)
     outs = [arguments[0] for arguments in seen if len(arguments) == 15]
     assert outs and all(out.shape == (2, 16, 8, 8, 8) for out in outs)
-    assert {out.storage_offset() for out in outs} == {0, 24 * 512}
-    assert [source is skip for _, source in copied] == ([True] * 4 if taken else [])
-    assert all(out.stride() == (40 * 512, 512, 64, 8, 1) for out in outs)
+    if taken:
+        assert {out.storage_offset() for out in outs} == {0, 24 * 512}
+        assert all(out.stride() == (40 * 512, 512, 64, 8, 1) for out in outs)
+    assert [source is skip for _, source in copied] == ([True] * 2 if taken else [])
     assert all(arguments[1] is x and arguments[-5:] == (0, 0, 0.01, 1, 0) for arguments in seen if taken)
 
 
@@ -392,15 +436,22 @@ def check_on_gpu(case: Case, seed: int, into: list[bool]) -> None:
 
 @pytest.fixture
 def into(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the kernels took each call that was to go into a slice."""
+    """Whether the kernels took each call that was to go into a slice, by either way into the binding."""
     found: list[bool] = []
-    real = _native.call_into
+    real, loaded = _native.call_into, _native.native()
 
     def spy(*arguments: Any) -> bool:
         found.append(real(*arguments))
         return found[-1]
 
+    def quick_cat(*arguments: Any) -> Tensor | None:
+        result: Tensor | None = loaded.quick_cat(*arguments)
+        if result is not None:  # what it leaves, `call_into` takes or refuses
+            found.append(True)
+        return result
+
     monkeypatch.setattr(_native, "call_into", spy)
+    monkeypatch.setattr(_native, "_native", replace(loaded, quick_cat=quick_cat))
     return found
 
 

@@ -5,7 +5,7 @@
  *     y = act(conv_transpose3d(x, weight) + bias + add)      add_order BEFORE
  *     y = act(conv_transpose3d(x, weight) + bias) + add      add_order AFTER
  *
- * With convt3d_backward.h the library's whole interface: plain C, no torch, no exceptions, no printing, no exit.
+ * With convt3d_backward.h and convt3d_copy.h the whole interface: plain C, no torch, exceptions, printing or exit.
  * One description of the problem, `convt3d_problem`, travels unchanged from the caller to the kernels.
  * Every function returns a status; on failure `message` (if not null) receives one line that names the
  * offending argument, cut to `capacity` bytes including the terminating zero.
