@@ -44,7 +44,7 @@ COLUMNS = (
     *(f"{m} before → after ms (×)" for m in MODES),
     "fp32 difference",
 )
-RUNS, SECONDS = 3, 0.4
+RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -213,14 +213,16 @@ def transposed_share(model: nn.Module, args: tuple[Any, ...]) -> float:
     return sum(a.elapsed_time(b) for a, b in spans) / begin.elapsed_time(end)
 
 
-def milliseconds(gpu: Gpu, before: Callable[[], Any], after: Callable[[], Any]) -> tuple[float, float]:
-    """Medians of interleaved runs."""
+def milliseconds(
+    gpu: Gpu, before: Callable[[], Any], after: Callable[[], Any], seconds: float
+) -> tuple[float, float]:
+    """Medians of interleaved runs of about that many seconds each."""
     pair = (before, after)
     counts = []
     for call in pair:
         gpu.time([call] * 3, flush=False)
         once = statistics.median(gpu.time([call] * 3, flush=False)) * 1e-3
-        counts.append(max(3, min(50, round(SECONDS / once))))
+        counts.append(max(3, min(50, round(seconds / once))))
     runs: tuple[list[float], list[float]] = ([], [])
     for _ in range(RUNS):
         for call, count, into in zip(pair, counts, runs, strict=True):
@@ -228,9 +230,22 @@ def milliseconds(gpu: Gpu, before: Callable[[], Any], after: Callable[[], Any]) 
     return statistics.median(runs[0]), statistics.median(runs[1])
 
 
-def measure(network: Network, gpu: Gpu, modes: tuple[str, ...]) -> dict[str, Any]:
+def host_milliseconds(call: Callable[[], Any]) -> float:
+    """Until a call returns while the GPU has nothing to do: beyond the GPU's time, this is what it takes."""
+    times = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e3
+
+
+def measure(network: Network, gpu: Gpu, modes: tuple[str, ...], seconds: float) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = network.make().cuda().eval()
+    with torch.device("cuda"):  # parameters drawn there: on a CPU that takes longer than all measurements
+        model = network.make()
+    model.cuda().eval()
     args = network.args("cuda")
     fused = copy.deepcopy(model)
     with torch.no_grad():
@@ -243,6 +258,7 @@ def measure(network: Network, gpu: Gpu, modes: tuple[str, ...]) -> dict[str, Any
         "report": str(report_),
         "share": transposed_share(model, args),
         "ms": {},
+        "host_ms": {},
     }
     conv = torch.backends.cudnn.conv
     before = conv.fp32_precision
@@ -260,23 +276,44 @@ def measure(network: Network, gpu: Gpu, modes: tuple[str, ...]) -> dict[str, Any
         nets: tuple[Any, Any] = (model, fused)
         if name.endswith("compiled"):
             nets = _compiled(model, args, name)
+        calls = [lambda net=net: net(*args) for net in nets]
         with mode(name):
-            result["ms"][name] = milliseconds(gpu, *(lambda net=net: net(*args) for net in nets))
+            result["ms"][name] = milliseconds(gpu, *calls, seconds)
+            result["host_ms"][name] = [host_milliseconds(call) for call in calls]
     return result
 
 
 def _compiled(model: nn.Module, args: tuple[Any, ...], name: str) -> tuple[Any, Any]:
-    """The model compiled without convt3d and with enable_inductor()."""
-    nets = []
+    """The model compiled without convt3d and with enable_inductor().
+
+    A backend of its own for each: what is compiled for one object serves another of its class otherwise.
+    """
+    nets, graphs = [], []
     torch._dynamo.reset()
     for enabled in (False, True):
         convt3d.enable_inductor() if enabled else convt3d.disable_inductor()
-        net = torch.compile(copy.deepcopy(model), dynamic=False)
+        backend = _CountingInductor()
+        net = torch.compile(copy.deepcopy(model), dynamic=False, backend=backend)
         with mode(name):
             net(*args)
         nets.append(net)
+        graphs.append(backend.graphs)
     convt3d.disable_inductor()
+    assert all(graphs), "one of them was not compiled"
     return nets[0], nets[1]
+
+
+class _CountingInductor:
+    """torch.compile's own backend."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        self.graphs += 1
+        return compile_fx(graph, inputs)
 
 
 def cells(name: str, result: dict[str, Any]) -> list[str]:
@@ -295,6 +332,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--networks", default="*", help="names or globs, by commas: " + ", ".join(NETWORKS))
     parser.add_argument("--modes", default=",".join(MODES), help="by commas (all)")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of each run (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
     parser.add_argument("--time-limit", type=float, help="seconds; start no network after that")
     parser.add_argument("--output", type=Path, default=Path("out/benchmarks"), help="default: %(default)s")
@@ -323,7 +361,7 @@ def main() -> int:
             console.line("the time limit is reached: --resume goes on")
             break
         try:
-            results[name] = measure(NETWORKS[name], gpu, modes)
+            results[name] = measure(NETWORKS[name], gpu, modes, arguments.seconds)
         except Exception as error:
             results[name] = {"failure": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
         console.step(", ".join(cells(name, results[name])))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _aten, _native, _ops
-from ._functional import IntOrTriple, nothing_in_between, operator_arguments
+from ._functional import IntOrTriple, after_autocast, nothing_in_between, operator_arguments
 from ._memory_format import as_memory_format, cat_is_channels_last, surely
 from ._ops import autocast_dtype, forward_op
 from ._problem import Problem
@@ -71,6 +71,7 @@ def conv_transpose3d_cat(
     tensors = (input, weight, bias, add, skip)
     plain = skip is not None and type(skip_first) is bool
     if plain and not torch.compiler.is_compiling() and nothing_in_between(tensors):
+        input, weight, bias, add, skip = tensors = after_autocast(tensors)
         # None: whatever the reason, the long way below knows the right error or fallback.
         out = _native.quick(
             tensors[:4],

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _native
-from ._ops import forward_op
+from ._ops import autocast_dtype, forward_op
 from ._precision import schema_precision
 from ._problem import check_choices, number, single_int, triple
 
@@ -68,6 +68,7 @@ def conv_transpose3d(
     """
     tensors = (input, weight, bias, add)
     if not torch.compiler.is_compiling() and nothing_in_between(tensors):
+        input, weight, bias, add = tensors = after_autocast(tensors)
         # None: whatever the reason, the long way below knows the right error or fallback.
         out = _native.quick(
             tensors,
@@ -167,7 +168,7 @@ def operator_arguments(
 
 
 def nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether no feature of the dispatcher (autograd, autocast, subclass, mode, transform) has a say."""
+    """Whether no feature of the dispatcher (autograd, subclass, mode, transform) but autocast has a say."""
     needs_grad = False
     for tensor in tensors:
         if tensor is not None:
@@ -176,10 +177,24 @@ def nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
             needs_grad = needs_grad or tensor.requires_grad
     return not (
         (needs_grad and torch.is_grad_enabled())
-        or torch.is_autocast_enabled("cuda")
         or torch._C._len_torch_function_stack() > 0
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
+    )
+
+
+_Tensors = TypeVar("_Tensors", bound=tuple[Any, ...])
+
+
+def after_autocast(tensors: _Tensors) -> _Tensors:
+    """What autocast's rule for the operator makes of plain tensors: doing it here saves its way there.
+
+    Under no_grad alone: the casts are not in a graph.
+    """
+    if not torch.is_autocast_enabled("cuda"):
+        return tensors
+    return tuple(  # type: ignore[return-value]
+        t.to(autocast_dtype(t, "cuda")) if t is not None and t.is_cuda else t for t in tensors
     )

@@ -428,6 +428,36 @@ def test_what_keeps_a_call_off_the_short_way() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_leaves_the_short_way(
+    dtype: torch.dtype, bind: Callable[[Any], Binding], fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors are cast before it, as the rule on the long way would; double keeps its type."""
+    monkeypatch.setattr(_functional, "nothing_in_between", lambda tensors: True)  # fake tensors are
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    t, double = on_cuda(CASE), on_cuda(replace(CASE, dtype=torch.float64))
+    result = torch.empty(1)
+    binding = bind(result)
+    try:
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", dtype)
+        for given, wanted in ((t, dtype), (double, torch.float64)):
+            assert CASE.call(given) is result
+            tensors = binding.calls[-1][:4]
+            assert [x.dtype for x in tensors] == [wanted] * 4
+            assert [x.shape for x in tensors] == [x.shape for x in given.present()]
+        mixed = (t.input, None, torch.zeros(1))
+        assert [getattr(x, "dtype", x) for x in _functional.after_autocast(mixed)] == [
+            dtype,
+            None,
+            torch.float32,
+        ]
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+    assert _functional.after_autocast(tuple(t.present()))[0] is t.input
+
+
 def _expect(condition: bool) -> None:
     assert condition
 
