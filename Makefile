@@ -116,14 +116,17 @@ docs:
 
 wheel:
 	@$(call setup,test cutlass cuda build)
+	@rm -f dist/convt3d-*.whl  # one of another kind would be installed, checked and uploaded with it
 	@$(PYTHON) -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist
 
 # The wheel and the source archive in dist/, looked over; docs/releasing.md has the rest.
 release: wheel
 	@$(call setup,release)
+	@rm -f dist/convt3d-*.tar.gz
 	@$(PYTHON) -c 'import sys; sys.path.insert(0, "scripts"); import build_backend; build_backend.build_sdist("dist")' >/dev/null
 	@$(PYTHON) -m twine check --strict dist/*
-	@for wheel in dist/*-manylinux*.whl; do $(PYTHON) -m auditwheel show $$wheel; done
+	@for wheel in dist/*-manylinux*.whl; do $(PYTHON) -m auditwheel show $$wheel || exit 1; done
+	@for file in dist/*; do scripts/try_install.sh $(PYTHON) $$file || exit 1; done
 	@ls -l dist
 
 bench:

@@ -266,16 +266,18 @@ def _path(
     if problem.device.type == "cpu":
         return "cpu", dict.fromkeys(_kernel_query.KERNELS, "the tensors are on a CPU"), "", 0
     aten = "aten + tail"
+    nowhere = "" if torch.cuda.is_available() else "there is no GPU here: this is the answer for CUDA"
     if problem.device.type not in ("cuda", "meta"):
         reason = f"the tensors are on {problem.device.type}"
         return aten, dict.fromkeys(_kernel_query.KERNELS, reason), "", 0
     kernel = _native.requested_kernel()
     if kernel == _native.USE_ATEN:
-        return aten, dict.fromkeys(_kernel_query.KERNELS, f"{_native.KERNEL_ENV}=aten"), "", 0
+        return aten, dict.fromkeys(_kernel_query.KERNELS, f"{_native.KERNEL_ENV}=aten"), nowhere, 0
     if problem.batch == 0 or 0 in problem.out_size:
-        return aten, dict.fromkeys(_kernel_query.KERNELS, "the output is empty"), "nothing is launched", 0
+        note = "; ".join(text for text in (nowhere, "nothing is launched") if text)
+        return aten, dict.fromkeys(_kernel_query.KERNELS, "the output is empty"), note, 0
     if _kernel_query.library() is None:
-        return aten, dict.fromkeys(_kernel_query.KERNELS, _kernel_query.why_no_library()), "", 0
+        return aten, dict.fromkeys(_kernel_query.KERNELS, _kernel_query.why_no_library()), nowhere, 0
     note = ""
     if torch.cuda.is_available():
         index = problem.device.index if problem.device.type == "cuda" else None
@@ -291,7 +293,7 @@ def _path(
         )
     else:
         device = _ASSUMED_DEVICE
-        note = "there is no GPU here: this is the answer for an SM90 GPU"
+        note = f"{nowhere} on an SM90 GPU"
     answer = _kernel_query.ask(problem, precision, input, weight, bias, add, device, kernel, y)
     if not answer.kernel:
         return aten, answer.refused, note, 0

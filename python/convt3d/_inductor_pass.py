@@ -9,6 +9,7 @@ intermediate result, a type that changes on the way, a tensor changed in place i
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from ._cat import cat_op
 from ._fuse._batch_norm import fold
 from ._fuse._plan import Planner
 from ._fuse._steps import ADD, BATCH_NORM, CAT, DROPOUT, Step, cat_dim, is_eval_dropout
+from ._memory_format import surely
 from ._ops import forward_op
 from ._problem import triple
 from ._version import __version__
 
 _AMBIENCE = ("_enter_", "_exit_", "_set_grad_enabled", "set_grad_enabled", "_saved_tensors_hooks")
-_VIEWS = ("view", "view_as", "as_strided")  # what depends on strides
+_VIEWS = ("view", "view_as", "as_strided", "as_strided_")  # what depends on strides
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -91,7 +93,7 @@ def fuse_graph(graph: fx.Graph, device_types: Collection[str]) -> int:
 class _GraphPlanner(Planner):
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__(graph.owning_module or torch.nn.Module(), graph, "then the graph's output")
-        self.has_views = any(node.op == "call_method" and node.target in _VIEWS for node in graph.nodes)
+        self.has_views = any(_is_view(node) for node in graph.nodes)
         self._ambience = [position for node, position in self.position.items() if _changes_ambience(node)]
 
     def reads(self, conv: fx.Node) -> list[fx.Node]:
@@ -110,6 +112,14 @@ class _GraphPlanner(Planner):
         if any(first < position < last for position in self._ambience):
             return "then autocast or the gradient mode changes"
         return None
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Method or function, of torch's or of torch.ops.aten's."""
+    if node.op not in ("call_method", "call_function"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.partition(".")[0] in _VIEWS
 
 
 def _is_input(node: fx.Node) -> bool:
@@ -197,7 +207,7 @@ class _Call:
         was = _example(self.chain[-1])
         assert was is not None
         fake = self._fake()
-        if fake is None or fake.dtype != was.dtype or fake.shape != was.shape:
+        if fake is None or fake.dtype != was.dtype or not _same(fake.shape, was.shape):
             return False
         # torch's fake convolution knows only some of the cases in which the real one is channels_last_3d. A
         # view that was traced for other strides would fail.
@@ -212,7 +222,7 @@ class _Call:
             return False
         if name == CAT:
             return self._take_cat(step)
-        if result.shape != self.out.shape:
+        if not _same(result.shape, self.out.shape):
             return False
         if name == DROPOUT:
             return is_eval_dropout(step)
@@ -241,7 +251,7 @@ class _Call:
             tensor = _example(node)
             if node is None and name in ("weight", "bias"):
                 continue
-            if tensor is None or tensor.shape != (channels,) or tensor.device != device:
+            if tensor is None or not _same(tensor.shape, (channels,)) or tensor.device != device:
                 return False
         self.batch_norm = arguments
         return True
@@ -318,7 +328,13 @@ def _item(pair: tuple[Tensor, Tensor], index: int) -> Tensor:
 
 
 def _same_strides(a: Tensor, b: Tensor) -> bool:
-    return all(p == q for p, q, n in zip(a.stride(), b.stride(), a.shape, strict=True) if n != 1)
+    pairs = zip(a.stride(), b.stride(), a.shape, strict=True)
+    return all(surely(p == q) or surely(n == 1) for p, q, n in pairs)
+
+
+def _same(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether shapes are equal for every value of the sizes that only the data tell."""
+    return len(shape) == len(other) and all(map(surely, map(operator.eq, shape, other)))
 
 
 def fold_batch_norm(

@@ -60,6 +60,9 @@ def test_padding_that_gives_stride_times_the_size(
         ["--padding", "-1"],
         ["--groups", "3"],
         ["--skip", "-1"],
+        ["--skip", str(2**63)],
+        ["--shape", "2", str(2**70)],
+        ["--kernel", str(2**63)],
     ],
 )
 def test_wrong_calls_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +70,16 @@ def test_wrong_calls_are_usage_errors(arguments: list[str], capsys: pytest.Captu
         main(["explain", *arguments])
     assert error.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_sizes_beyond_64_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what comes out of sizes that fit."""
+    with pytest.raises(SystemExit) as error:
+        main(["explain", "--shape", "2", str(2**62)])
+    assert error.value.code == 2 and "does not fit 64 bits" in capsys.readouterr().err
+    for command in (["explain"], ["bench", "--no-compile"]):
+        assert main([*command, "--plain", "--shape", "4000000000", "4000000000"]) == 1
+        assert "overflow" in capsys.readouterr().out
 
 
 def test_work_of_a_call() -> None:
@@ -189,7 +202,7 @@ def test_runs_take_turns() -> None:
     calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
     steps: list[int] = []
     times = interleaved(calls, CpuTimer(), 1, 3, 0.0, lambda: steps.append(0))
-    assert [len(runs) for runs in times.values()] == [3, 3] and len(steps) == 6
+    assert [len(runs) for runs in times.values()] == [3, 3] and len(steps) == 8
     assert order[12:] == (["a"] * 3 + ["b"] * 3) * 3
 
 

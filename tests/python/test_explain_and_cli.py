@@ -106,6 +106,7 @@ def test_the_path_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert e.path == "aten + tail"
     assert set(e.refused) == {"sm90", "sm80"}
     assert all("/nowhere/libconvt3d.so does not exist" in reason for reason in e.refused.values())
+    assert ("answer for CUDA" in e.note) == (not torch.cuda.is_available())
     assert compiled_in() == {"sm90": False, "sm80": False}
 
 

@@ -234,8 +234,8 @@ def test_channels_last() -> None:
         assert FORWARD in compiled.operators
 
 
-@pytest.mark.parametrize("viewed", [False, True])
-def test_formats_that_torch_does_not_foresee(viewed: bool) -> None:
+@pytest.mark.parametrize("viewed", ["", "view", "as_strided", "aten"])
+def test_formats_that_torch_does_not_foresee(viewed: str) -> None:
     """Its fake CUDA convolution is contiguous here, the real one and ours channels_last_3d."""
     graph = fx.Graph()
 
@@ -250,8 +250,35 @@ def test_formats_that_torch_does_not_foresee(viewed: bool) -> None:
         nodes = enter(graph.placeholder("x"), x), enter(graph.placeholder("w"), w)
         conv = enter(graph.call_function(torch.conv_transpose3d, (*nodes, None, 2)), y)
         relu = enter(graph.call_function(F.relu, (conv,)), y)
-        graph.output(enter(graph.call_method("view", (relu, -1)), y.view(-1)) if viewed else relu)
+        views = {
+            "view": lambda: graph.call_method("view", (relu, -1)),
+            "as_strided": lambda: graph.call_function(torch.as_strided, (relu, (y.numel(),), (1,))),
+            "aten": lambda: graph.call_function(torch.ops.aten.view.default, (relu, (-1,))),
+        }
+        graph.output(enter(views[viewed](), y.view(-1)) if viewed else relu)
         assert _inductor_pass.fuse_graph(graph, ("cuda",)) == (0 if viewed else 1)
+
+
+@pytest.mark.parametrize("tail", ["add", "cat", "view"])
+def test_a_batch_that_the_data_tell(tail: str) -> None:
+    """Of a size that nothing is known of while compiling, but that both operands have it."""
+    x, skip = inputs()
+    up = nn.ConvTranspose3d(x.shape[1], skip.shape[1], 2, 2)
+    x, skip = torch.cat([x, x + 1]), torch.cat([skip, 2 * skip])
+    keep = torch.arange(len(x)) % 2 == 0
+
+    def model(x: Tensor, skip: Tensor, keep: Tensor) -> Tensor:
+        index = keep.nonzero().squeeze(1)
+        y = up(x[index])
+        if tail == "cat":
+            return torch.cat([y, skip[index]], 1)
+        y = F.relu(y + skip[index])
+        return y.view(-1) if tail == "view" else y
+
+    compiled = Compiled(model)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_close(compiled(x, skip, keep), model(x, skip, keep))
+    assert (CAT if tail == "cat" else FORWARD) in compiled.operators
 
 
 @needs_python_headers

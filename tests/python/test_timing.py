@@ -107,7 +107,7 @@ def test_turns_and_counts(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
         progress=lambda: shown.append(1),
     )
     assert result["slow"] == pytest.approx([10.0] * 3) and result["fast"] == pytest.approx([0.1] * 3)
-    assert len(shown) == 6
+    assert len(shown) == 8
     # Six to settle and to estimate; then 0.05 s hold 5 slow ones, and 100 is the most.
     assert order == ["slow"] * 6 + ["fast"] * 6 + (["slow"] * 5 + ["fast"] * 100) * 3
 
@@ -145,5 +145,6 @@ def test_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
         progress.done("first: 1 ms")
         progress.done("second: 2 ms")
     with Progress(1, quiet=True) as progress:
+        progress.stage("timing")
         progress.done("unseen")
-    assert capsys.readouterr().out == "[1/2] first: 1 ms\n[2/2] second: 2 ms\n"
+    assert capsys.readouterr().out == "[1/2] first: 1 ms\n[2/2] second: 2 ms\ntiming ...\n"

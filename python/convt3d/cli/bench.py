@@ -56,19 +56,24 @@ def bench(
             output.mkdir(parents=True, exist_ok=True)  # before minutes of timing
             tensors = spec.draw(device)
             explanation = spec.explain(tensors, bandwidth)
-        except (RuntimeError, ValueError, NotImplementedError, OSError) as error:
+        except (RuntimeError, ValueError, NotImplementedError, OverflowError, OSError) as error:
             console.line(str(error))
             return 1
-        calls, skipped = _contestants(spec, tensors, with_compile)
-        wrong = _differs(calls["convt3d"](), calls["PyTorch eager"](), spec)
+        most = 3 if with_compile else 2
+        with Progress(2 + (1 + _RUNS) * most, quiet=True) as progress:
+            progress.stage("compiling for torch.compile" if with_compile else "setting up")
+            calls, skipped = _contestants(spec, tensors, with_compile)
+            progress.step()
+            progress.stage("comparing the results")
+            wrong = _differs(calls["convt3d"](), calls["PyTorch eager"](), spec)
+            progress.step()
+            if not wrong:
+                progress.stage("timing")
+                seconds = 0.04 if device == "cuda" else 0.3
+                times = interleaved(calls, timer, spec.byte_count(), _RUNS, seconds, progress.step)
         if wrong:
             console.line(f"WRONG: {wrong}")
             return 1
-        with Progress(_RUNS * len(calls), quiet=True) as progress:
-            progress.start("timing")
-            times = interleaved(
-                calls, timer, spec.byte_count(), _RUNS, 0.04 if device == "cuda" else 0.3, progress.step
-            )
     medians = {call: statistics.median(runs) for call, runs in times.items()}
     floor = None if bandwidth is None else spec.byte_count() / bandwidth * 1e3
     _print(console, times, medians, floor, explanation.path)

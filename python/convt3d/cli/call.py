@@ -24,6 +24,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp64": torch.float64,
 }
+_LARGEST = 2**63 - 1
 LAYOUTS = {"ncdhw": torch.contiguous_format, "ndhwc": torch.channels_last_3d}
 
 
@@ -226,9 +227,9 @@ def spec_of(arguments: argparse.Namespace) -> CallSpec:
         output_padding = _triple(_numbers("--output-padding", arguments.output_padding, (1, 3), 0))
     if arguments.groups < 1 or channels[0] % arguments.groups or channels[1] % arguments.groups:
         raise ValueError(f"--groups {arguments.groups} must divide both numbers of --channels")
-    if arguments.skip < 0:
-        raise ValueError(f"--skip must not be negative, but is {arguments.skip}")
-    return CallSpec(
+    if not 0 <= arguments.skip <= _LARGEST:
+        raise ValueError(f"--skip must be from 0 to 2^63 - 1, but is {arguments.skip}")
+    spec = CallSpec(
         batch=shape[0],
         cin=channels[0],
         cout=channels[1],
@@ -248,6 +249,9 @@ def spec_of(arguments: argparse.Namespace) -> CallSpec:
         layout=arguments.layout,
         precision=arguments.precision,
     )
+    if max(map(abs, spec.out_size)) > _LARGEST:
+        raise ValueError(f"the output would have the size {spec.out_size}, which does not fit 64 bits")
+    return spec
 
 
 def _numbers(name: str, texts: list[str], lengths: tuple[int, ...], least: int = 1) -> list[int]:
@@ -259,6 +263,8 @@ def _numbers(name: str, texts: list[str], lengths: tuple[int, ...], least: int =
     if len(values) not in lengths or min(values) < least:
         counts = " or ".join(map(str, lengths))
         raise ValueError(f"{name} takes {counts} numbers of at least {least}, got {' '.join(texts)}")
+    if max(values) > _LARGEST:
+        raise ValueError(f"{name}: {max(values)} does not fit 64 bits")
     return values
 
 

@@ -15,7 +15,7 @@ def explain_call(console: Console, spec: CallSpec) -> int:
     bandwidth = copy_bandwidth(rounds=5) if torch.cuda.is_available() else None
     try:
         explanation = spec.explain(spec.draw("meta"), bandwidth)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, ValueError, NotImplementedError, OverflowError) as error:
         console.line(str(error))
         return 1
     console.table(spec.describe(), ("what", "value"), explanation.rows())

@@ -53,6 +53,13 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description=name)
 
+    def stage(self, name: str) -> None:
+        """Something begins that may take long; said elsewhere than at a terminal, too."""
+        if self._bar is not None:
+            self.start(name)
+        else:
+            self.say(f"{name} ...")
+
     def done(self, text: str) -> None:
         """One row has ended."""
         self.step()

@@ -120,7 +120,7 @@ def interleaved(
     Args:
         byte_count: that a call moves; where the cache could hold that, it is flushed before each call.
         seconds: that one run of one call takes, roughly; at least three calls.
-        progress: called after each run of each call.
+        progress: called after each run of each call, and once for each call before that.
     """
     flush = timer.fits_in_cache(byte_count)
     counts = {}
@@ -128,6 +128,7 @@ def interleaved(
         timer.time([call] * 3, flush)  # compilers and libraries settle
         once = statistics.median(timer.time([call] * 3, flush)) * 1e-3
         counts[name] = max(3, min(100, round(seconds / max(once, 1e-6))))
+        progress()
     medians_of: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(runs):
         for name, call in calls.items():
