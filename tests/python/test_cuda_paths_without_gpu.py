@@ -242,7 +242,7 @@ def test_a_refused_call_falls_back(
 
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
 def test_the_operators_cuda_kernel(
-    batched: bool, bind: Callable[[Any], Binding], fake: FakeTensorMode
+    batched: bool, bind: Callable[[Any], Binding], fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the kernels take is theirs; what they refuse, and what has no outputs, runs through ATen."""
     case = replace(CASE, batch=1)
@@ -251,6 +251,10 @@ def test_the_operators_cuda_kernel(
     args = arguments(case, t)
     shape = case.output_shape() if batched else case.output_shape()[1:]
     kernels = torch.empty(case.output_shape(), device="cuda")
+    binding = bind(kernels)
+    out = _ops._forward_cuda(*args)
+    assert out is kernels and len(binding.calls) == 1
+    monkeypatch.setattr(_native, "quick", lambda *arguments: None)
     binding = bind(kernels)
     out = _ops._forward_cuda(*args)
     assert out is kernels if batched else out._base is kernels
