@@ -75,6 +75,11 @@ class Call:
         made.__dict__ = {**self.__dict__, **changes}
         return made
 
+    def run_here(self) -> Tensor:
+        """:meth:`run` where the ambience is known to be that of the call."""
+        self._check_versions()
+        return self._run(self.input, self.weight, self.bias, self.add)
+
     def run(self) -> Tensor:
         self._check_versions()
         if self.ambience == Ambience.current(self.ambience.device_type):

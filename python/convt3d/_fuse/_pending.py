@@ -247,12 +247,11 @@ def _take_cat(step: Step) -> Tensor | None:
             and skip.dtype == pending._form.dtype  # another one would promote
             and skip.device == pending._form.device
             and skip.dim() == len(shape)
-            and all(
-                dim == channels or a == b for dim, (a, b) in enumerate(zip(skip.shape, shape, strict=True))
-            )
+            and skip.shape[:channels] == shape[:channels]
+            and skip.shape[channels + 1 :] == shape[channels + 1 :]
         ):
             call = pending._call
-            return call.but(cat=(skip, skip_first), versions=call.versions + versions_of(skip)).run()
+            return call.but(cat=(skip, skip_first), versions=call.versions + versions_of(skip)).run_here()
     return None
 
 
@@ -276,7 +275,7 @@ def _advance(pending: PendingTensor, call: Call, inplace: bool) -> Tensor:
     remaining = pending._remaining[1:]
     if not remaining:
         # The chain ends here: from here on there are ordinary tensors only.
-        value = call.run()
+        value = call.run_here()
         if inplace:
             pending._value = value
         return value
