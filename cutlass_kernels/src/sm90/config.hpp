@@ -15,7 +15,7 @@ constexpr size_t kBarrierBytes = 2048;       // SharedStorage of the kernel
 constexpr size_t kAlignmentBytes = 1024;     // lost to aligning the tiles
 constexpr int kSmallestRing = 8;             // one tile; with half of it the loads of add no longer cover the latency
 constexpr int kWantedRing = 11;              // more has never helped
-constexpr int kLargestRing = 24;
+constexpr int kLargestRing = 14;
 constexpr int kLargestStages = 12;
 
 struct Config {

@@ -139,8 +139,7 @@ struct Kernel {
 
     TileScheduler::Consumer scheduler{shared.scheduler, {}};
     RingState stage;
-    RingState unit;
-    int index = group * kUnitsPerGroup + warp % 4;  // of this warp's unit, counted from the start
+    UnitState unit;
     unit.advance(group * kUnitsPerGroup, e.ring);
     unit.advance(warp % 4, e.ring);
     shared.mainloop.weights.wait(0);
@@ -162,11 +161,10 @@ struct Kernel {
           load_bias();
           flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
         }
-        Epilogue::update(e, shared.epilogue, ring, unit, index, lane, bias, flat, acc);
+        Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, flat, acc);
         Mainloop::release_rest(m, program, shared.mainloop, stage, keep, lane);
         stage = next;
         for (int i = 0; i < kGroups; ++i) unit.advance(kUnitsPerGroup, e.ring);  // a step must not pass the ring
-        index += kUnitsPerTile;
       }
     }
 

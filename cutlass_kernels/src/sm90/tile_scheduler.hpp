@@ -26,6 +26,21 @@ struct RingState {
   }
 };
 
+/// Position in the ring of units, whose users are not in step: how often the ring was passed. A barrier's parity
+/// cannot tell a phase from the one two before it, so each slot has several barriers, used in turn.
+struct UnitState {
+  int slot = 0;
+  int lap = 0;
+
+  CUTLASS_DEVICE void advance(int step, int size) {  // at most once around
+    slot += step;
+    if (slot >= size) {
+      slot -= size;
+      ++lap;
+    }
+  }
+};
+
 struct TileScheduler {
   using Params = SchedulerParams;
 

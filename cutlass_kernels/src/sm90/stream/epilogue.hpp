@@ -21,6 +21,7 @@ struct StreamEpilogue {
   static constexpr int kCopies = kChannelsLast ? 1 : 2;     // boxes of a unit
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
   static constexpr int kBatch = Tail::kLarge ? 2 : 4;
+  static_assert(Resident::enough_laps(kSmallestRing, kTileUnits - 4 * (kUnits - 1), kStoreWarps));
 
   CUTLASS_DEVICE static void init(SharedStorage& shared) { Resident::init(shared, kStoreWarps); }
 
@@ -83,8 +84,7 @@ struct StreamEpilogue {
   CUTLASS_DEVICE static void load(StreamParams const& params, TileScheduler::Producer& scheduler, SharedStorage& shared,
                                   unsigned char* ring) {
     Params const& p = params.epilogue;
-    RingState slot;
-    int issued = 0;
+    UnitState slot;
     for (;;) {
       int const number = scheduler.start();
       if (number == TileScheduler::kEnd) break;
@@ -93,32 +93,29 @@ struct StreamEpilogue {
       for (int unit = 0; unit < kTileUnits; ++unit) {
         if (unit == kTileUnits / 2) scheduler.publish();
         UnitBox const box = unit_box(params, item, unit);
-        shared.free[slot.slot].wait(slot.phase ^ 1);
+        Resident::wait_free(shared, slot);
         shared.box[slot.slot] = box;
         if (p.add_mode == AddMode::kTile && box.store == Resident::kStore) {
-          load_unit(p, shared.full[slot.slot], ring + slot.slot * kUnitBytes, box);
+          load_unit(p, Resident::full(shared, slot), ring + slot.slot * kUnitBytes, box);
         } else {
-          shared.full[slot.slot].arrive();
+          Resident::full(shared, slot).arrive();
         }
-        Resident::publish_issued(shared, ++issued);
         slot.advance(1, p.ring);
       }
     }
     for (int i = 0; i < kStoreWarps; ++i) {
-      shared.free[slot.slot].wait(slot.phase ^ 1);
+      Resident::wait_free(shared, slot);
       shared.box[slot.slot].store = Resident::kEnd;
-      shared.ready[slot.slot].arrive();
-      Resident::publish_issued(shared, ++issued);
+      Resident::ready(shared, slot).arrive();
       slot.advance(1, p.ring);
     }
   }
 
   CUTLASS_DEVICE static void store(Params const& p, SharedStorage& shared, unsigned char* ring, int which) {
-    RingState slot;
+    UnitState slot;
     slot.advance(which, p.ring);
-    for (int index = which;; index += kStoreWarps) {
-      Resident::wait_until_issued(shared, index);
-      shared.ready[slot.slot].wait(slot.phase);
+    for (;;) {
+      Resident::wait_ready(shared, slot);
       cutlass::arch::fence_view_async_shared();  // the consumers' stores, before the copy engine reads them
       UnitBox const box = shared.box[slot.slot];
       if (box.store == Resident::kEnd) break;
@@ -159,10 +156,9 @@ struct StreamEpilogue {
 
   /// Finishes unit `kSub` of a warp: unit += acc + bias, activation, in place.
   template <int kSub>
-  CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, RingState slot,
-                                    int index, int lane, Channels const& channels, float const (&acc)[2][64]) {
-    Resident::wait_until_issued(shared, index);
-    shared.full[slot.slot].wait(slot.phase);
+  CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, UnitState slot,
+                                    int lane, Channels const& channels, float const (&acc)[2][64]) {
+    Resident::wait_full(shared, slot);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     if constexpr (kChannelsLast) {
       update_ndhwc<kSub>(p, unit, lane, channels, acc);
@@ -170,7 +166,7 @@ struct StreamEpilogue {
       update_ncdhw<kSub>(p, unit, lane, channels, acc);
     }
     __syncwarp();
-    if (lane == 0) shared.ready[slot.slot].arrive();
+    if (lane == 0) Resident::ready(shared, slot).arrive();
   }
 
   /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.

@@ -90,9 +90,8 @@ struct Kernel {
 
     TileScheduler::Consumer scheduler{shared.scheduler, {}};
     typename Mainloop::Position at;
-    RingState unit;
-    int index = group * Epilogue::kUnits * 4 + warp % 4;  // of this warp's unit, counted from the start
-    advance(unit, index, e.ring);
+    UnitState unit;
+    advance(unit, group * Epilogue::kUnits * 4 + warp % 4, e.ring);
 
     bool nan_seen = false;
 
@@ -104,14 +103,13 @@ struct Kernel {
       Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc);
       nan_seen = nan_seen || Mainloop::holds_nan(acc);
       typename Epilogue::Channels const channels = Epilogue::channels(e, item, warp, lane);
-      Epilogue::template update<0>(e, shared.epilogue, ring, unit, index, lane, channels, acc);
+      Epilogue::template update<0>(e, shared.epilogue, ring, unit, lane, channels, acc);
       if constexpr (Epilogue::kUnits == 2) {
-        RingState second = unit;
+        UnitState second = unit;
         second.advance(4, e.ring);
-        Epilogue::template update<1>(e, shared.epilogue, ring, second, index + 4, lane, channels, acc);
+        Epilogue::template update<1>(e, shared.epilogue, ring, second, lane, channels, acc);
       }
       advance(unit, Epilogue::kTileUnits, e.ring);
-      index += Epilogue::kTileUnits;
     }
 
     // Cold path, after every store of this CTA has reached memory. Outside x and past the last channel the tensor cores
@@ -126,7 +124,7 @@ struct Kernel {
   }
 
   /// Steps of at most four, since one must not pass the ring.
-  CUTLASS_DEVICE static void advance(RingState& unit, int step, int ring) {
+  CUTLASS_DEVICE static void advance(UnitState& unit, int step, int ring) {
     for (; step > 4; step -= 4) unit.advance(4, ring);
     unit.advance(step, ring);
   }
