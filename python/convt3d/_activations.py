@@ -46,30 +46,31 @@ def _identity(t: Tensor, _slope: float) -> Tensor:
     return t
 
 
-def _needs_own_hardswish(t: Tensor) -> bool:
-    # ATen's CUDA kernel multiplies by float32's 1/6 in float64 too: 5e-8 off (its CPU kernel divides by 6).
-    return t.dtype == torch.float64 and t.is_cuda
+def _hardswish(t: Tensor, _slope: float) -> Tensor:
+    if t.dtype == torch.float64 and t.is_cuda:
+        # ATen's CUDA kernel multiplies by float32's 1/6 in float64 too, 5e-8 off; its CPU kernel divides.
+        # The derivative here is ATen's: 0 from -3 down, 1 from 3 up.
+        return t * torch.where(t <= -3, 0.0, torch.where(t >= 3, 6.0, t + 3)) / 6
+    return F.hardswish(t)
 
 
-def _hardswish_(t: Tensor, _slope: float) -> Tensor:
-    if _needs_own_hardswish(t):
-        return t.mul_((t + 3).clamp_(0, 6)).div_(6)
+def _hardswish_(t: Tensor, slope: float) -> Tensor:
+    if t.dtype == torch.float64 and t.is_cuda:
+        return t.copy_(_hardswish(t, slope))
     return aten.hardswish_(t)  # type: ignore[no-any-return]
 
 
-def _x_hardswish(t: Tensor, _slope: float) -> Tensor:
-    return t * F.hardswish(t)
+def _x_hardswish(t: Tensor, slope: float) -> Tensor:
+    return t * _hardswish(t, slope)
 
 
-def _x_hardswish_(t: Tensor, _slope: float) -> Tensor:
-    if _needs_own_hardswish(t):
-        return t.mul_(_hardswish_(t.clone(), _slope))
-    return t.mul_(F.hardswish(t))
+def _x_hardswish_(t: Tensor, slope: float) -> Tensor:
+    return t.mul_(_hardswish(t, slope))
 
 
-def _x_hardswish_backward(grad: Tensor, t: Tensor, _slope: float) -> Tensor:
+def _x_hardswish_backward(grad: Tensor, t: Tensor, slope: float) -> Tensor:
     # d(t * h(t)) = h(t) + t * h'(t)
-    return torch.addcmul(aten.hardswish_backward(grad * t, t), grad, F.hardswish(t))
+    return torch.addcmul(aten.hardswish_backward(grad * t, t), grad, _hardswish(t, slope))
 
 
 def _silu_backward(grad: Tensor, t: Tensor, _slope: float) -> Tensor:
@@ -144,7 +145,7 @@ _TABLE = (
     Activation(
         "hardswish",
         9,
-        lambda t, s: F.hardswish(t),
+        _hardswish,
         _hardswish_,
         lambda g, t, s: aten.hardswish_backward(g, t),
     ),

@@ -125,9 +125,11 @@ def _backward_fake(grad_output: Tensor, *rest: Any) -> list[Tensor]:
 def _backward_real(grad_output: Tensor, *rest: Any) -> list[Tensor]:
     args, mask = rest[:-1], rest[-1]
     problem = _backward_problem(grad_output, args, mask)
-    return _backward.backward(
-        problem, grad_output, *_tensors(args), mask, recompute=lambda: _recompute(problem, args)
-    )
+    # A compiled graph calls this operator under the autocast that surrounds backward(), which is not its own.
+    with torch._C._DisableAutocast():
+        return _backward.backward(
+            problem, grad_output, *_tensors(args), mask, recompute=lambda: _recompute(problem, args)
+        )
 
 
 def _recompute(problem: Problem, args: _Args) -> Tensor:
@@ -186,7 +188,7 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
         problem: Problem = ctx.problem
         mask = list(_tensors(ctx.needs_input_grad[1:]))
         # A backward pass runs in the types of its forward pass, whatever autocast says around it.
-        with torch.autocast(problem.device.type, enabled=False):
+        with torch._C._DisableAutocast():
             if mask[3] and not (ctx.through_activation and problem.add_before):
                 grads[1 + _ADD] = grad_output.sum_to_size(ctx.add_shape)
                 mask[3] = False

@@ -63,7 +63,13 @@ def _fake(a: Tensor, b: Tensor, kind: str, size: Sequence[int], *rest: Any) -> T
     )
 
 
-def _real(
+def _real(*args: Any) -> Tensor:
+    # Part of a backward pass, which may be compiled and run under an autocast that is not its own.
+    with torch._C._DisableAutocast():
+        return _compute(*args)
+
+
+def _compute(
     a: Tensor,
     b: Tensor,
     kind: str,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from cases import ACTIVATIONS, Case
+from cases import ACTIVATIONS, Case, Tensors
 from convt3d import FusedConvTranspose3d, Model, ModelNew, conv_transpose3d
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # a few channels only
@@ -295,6 +295,32 @@ def test_no_grad_and_inference_mode() -> None:
         out = case.call(tensors)
         assert out.is_inference()
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("precision", [None, "ieee"])
+def test_compiled_backward_inside_autocast_keeps_the_forwards_types(precision: str | None) -> None:
+    """A compiled graph calls the backward operator itself, under the autocast around ``backward()``."""
+    case = Case(activation="tanh", precision=precision)
+    compiled = torch.compile(case.call, backend="aot_eager")
+    grads = []
+    for enabled in (False, True):
+        tensors = case.make()
+        leaves = [t.requires_grad_() for t in tensors.present()]
+        out = compiled(tensors)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out.backward(torch.ones_like(out))
+        grads.append([leaf.grad for leaf in leaves])
+    for plain, under in zip(*grads, strict=True):
+        assert plain is not None and under is not None
+        assert torch.equal(plain, under)
+
+
+def test_backward_on_the_meta_device() -> None:
+    case = Case(activation="silu")
+    leaves = [t.to("meta").requires_grad_() for t in case.make().present()]
+    out = case.call(Tensors(*leaves))
+    for leaf, grad in zip(leaves, torch.autograd.grad(out, leaves, torch.empty_like(out)), strict=True):
+        assert grad.device.type == "meta" and grad.shape == leaf.shape and grad.stride() == leaf.stride()
 
 
 def test_backward_inside_autocast_keeps_the_forwards_types() -> None:

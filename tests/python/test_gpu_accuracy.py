@@ -14,6 +14,7 @@ from torch import Tensor
 from accuracy import assert_accurate
 from cases import ACTIVATIONS, NAMED, Case, Tensors, random_cases, random_hopper_case
 from convt3d import conv_transpose3d
+from convt3d._activations import ACTIVATIONS as ACTIVATION_TABLE
 from convt3d._memory_format import as_memory_format, output_is_channels_last
 from families import ATEN, Family, families, is_hopper, own_families
 
@@ -291,6 +292,31 @@ def test_report_29_integers_follow_eager() -> None:
     x = torch.ones(1, 2, 2, 2, 2, dtype=torch.int64, device="cuda")
     with pytest.raises(NotImplementedError):
         conv_transpose3d(x, x)
+
+
+@pytest.mark.parametrize("activation", ["hardswish", "x_hardswish"])
+def test_hardswish_in_float64(activation: str) -> None:
+    """ATen's own CUDA kernel is 5e-8 off there. Values, gradients, and the values of a decomposed call."""
+    case = Case(dtype=torch.float64, activation=activation)
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [t.requires_grad_() for t in case.make(device).present()]
+        out = case.call(Tensors(*leaves))
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+        mapped = torch.func.vmap(lambda x, leaves=leaves: case.call(Tensors(x, *leaves[1:])))(leaves[0][None])
+        results.append([t.detach().cpu() for t in (out, *grads, mapped)])
+    for cpu, cuda in zip(*results, strict=True):
+        torch.testing.assert_close(cuda, cpu, rtol=1e-13, atol=1e-12)
+
+
+@pytest.mark.parametrize("kink", [-3.0, 3.0])
+def test_hardswish_at_its_kinks_in_float64(kink: float) -> None:
+    for name in ("hardswish", "x_hardswish"):
+        slopes = []
+        for dtype in (torch.float32, torch.float64):
+            t = torch.full((1,), kink, dtype=dtype, device="cuda", requires_grad=True)
+            slopes.append(torch.autograd.grad(ACTIVATION_TABLE[name].forward(t, 0.0), t)[0].item())
+        assert slopes[0] == pytest.approx(slopes[1], abs=1e-6)
 
 
 def test_devices_must_agree() -> None:
