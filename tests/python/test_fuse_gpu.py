@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import convt3d
-from fuse_nets import LocalNetLike, StereoLike, ZerosSkip, calibrated, gradients, inputs
+from fuse_nets import LocalNetLike, Residual, StereoLike, ZerosSkip, calibrated, gradients, inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -72,3 +72,40 @@ def test_in_a_cuda_graph() -> None:
         args[0].mul_(0.5)
         graph.replay()
         torch.testing.assert_close(out, model(*args))
+
+
+def test_a_part_in_a_cuda_graph() -> None:
+    """The plan goes on outside of what is captured: the convolution is in the graph all the same."""
+    x, skip = (t.cuda() for t in inputs(torch.float64))
+    model = convt3d.fuse(Residual().cuda().double())
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            model.up(x).clone()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model.up(x)
+        for _ in range(2):
+            x.normal_()
+            graph.replay()
+            torch.testing.assert_close(model.act(out + skip), model(x, skip))
+
+
+def test_streams() -> None:
+    """A result that another stream asks for is computed where the network called for it, and waited for."""
+    x, skip = (t.cuda() for t in inputs(torch.float64))
+    model = convt3d.fuse(Residual().cuda().double())
+    stream = torch.cuda.Stream()
+    with torch.no_grad():
+        wanted = model(x, skip)
+        x_later = x.clone()
+        x.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            x.copy_(x_later)
+            y = model.up(x)
+        out = model.act(y + skip)
+    torch.testing.assert_close(out, wanted)

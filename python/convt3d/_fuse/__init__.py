@@ -77,6 +77,7 @@ def fuse(model: _Model, example_inputs: Any = None) -> _Model:
         swap(module, InPlaceConvTranspose3d)
         if plan.steps:
             module.convt3d_plan = plan.steps  # type: ignore[assignment]
+            module.convt3d_exits = plan.exits  # type: ignore[assignment]
         entries.append(
             FuseEntry(names[module], True, tuple(s for s in plan.steps if s != "dropout"), plan.reason)
         )
@@ -93,7 +94,8 @@ def unfuse(model: _Model) -> _Model:
     for module in model.modules():
         module.__dict__.pop(_REPORT, None)
         if is_ours(module):
-            module.__dict__.pop("convt3d_plan", None)
+            for name in ("convt3d_plan", "convt3d_exits"):
+                module.__dict__.pop(name, None)
             swap(module, nn.ConvTranspose3d)
     return model
 
@@ -120,6 +122,8 @@ def _common(plans_of_module: list[Plan]) -> Plan:
         steps = steps[:length]
     while steps and steps[-1] == "dropout":
         steps = steps[:-1]
+    exits = max(plan.exits for plan in plans_of_module)
     if any(plan.steps != steps for plan in plans_of_module):
-        return Plan(steps, f"called {len(plans_of_module)} times, with different operations behind it")
-    return Plan(steps, first.reason)
+        reason = f"called {len(plans_of_module)} times, with different operations behind it"
+        return Plan(steps, reason, exits=exits)
+    return Plan(steps, first.reason, exits=exits)

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,35 +13,7 @@ from torch import Tensor
 from .._cat import conv_transpose3d_cat
 from .._functional import conv_transpose3d
 from .._problem import Triple
-
-
-class Ambience(NamedTuple):
-    """What decides, besides its arguments, how a call runs: it must be the same when it runs later."""
-
-    device_type: str
-    grad: bool
-    inference: bool
-    autocast: bool
-    autocast_dtype: torch.dtype
-
-    @staticmethod
-    def current(device_type: str) -> Ambience:
-        return Ambience(
-            device_type,
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled(device_type),
-            torch.get_autocast_dtype(device_type),
-        )
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        with (
-            torch.inference_mode(self.inference),
-            torch.set_grad_enabled(self.grad),
-            torch.autocast(self.device_type, self.autocast_dtype, self.autocast),
-        ):
-            yield
+from ._ambience import Ambience
 
 
 @dataclass
@@ -82,9 +53,10 @@ class Call:
 
     def run(self) -> Tensor:
         self._check_versions()
-        if self.ambience == Ambience.current(self.ambience.device_type):
+        now = Ambience.current(self.ambience.device)
+        if self.ambience == now:
             return self._run(self.input, self.weight, self.bias, self.add)
-        with self.ambience.restored():
+        with self.ambience.restored(now):
             return self._run(self.input, self.weight, self.bias, self.add)
 
     def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
@@ -112,7 +84,7 @@ class Call:
     def gradients(self, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Of input, weight, bias and add, for a graph that got hold of the pending tensor itself."""
         self._check_versions()
-        with self.ambience.restored(), torch.enable_grad():
+        with self.ambience.modes(), torch.enable_grad():
             leaves = [
                 None if t is None else t.detach().requires_grad_(w)
                 for t, w in zip(self.tensors, wanted, strict=True)

@@ -6,6 +6,7 @@ Changing the class keeps everything else: parameters, hooks, training flag, whoe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.nn.utils import parametrize
 from .._memory_format import output_is_channels_last
 from .._problem import output_extent
 from ..modules import FusedConvTranspose3d
-from ._call import Ambience, Call, versions_of
+from ._ambience import Ambience
+from ._call import Call, versions_of
 from ._pending import PLAIN_TYPES, start
 from ._steps import BATCH_NORM
 
@@ -35,6 +37,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
     negative_slope = 0.01
     precision = None
     convt3d_plan: tuple[str, ...] = ()
+    convt3d_exits: int = 0  # of modules around this one, before the plan's end
 
     def forward(  # type: ignore[override]
         self, input: Tensor, output_size: Sequence[int] | None = None
@@ -71,9 +74,11 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         weight, bias = self.weight, self.bias
         if type(weight) not in PLAIN_TYPES or not (bias is None or type(bias) in PLAIN_TYPES):
             return None
-        ambience = Ambience.current(input.device.type)
+        ambience = Ambience.current(input.device)
+        if ambience.place is not None and ambience.place.capturing and not self._plan_ends_inside():
+            return None
         dtype = input.dtype
-        if ambience.autocast:
+        if ambience.autocast_dtype is not None:
             if not dtype.is_floating_point or torch.float64 in (dtype, weight.dtype):
                 return None
             dtype = ambience.autocast_dtype
@@ -127,6 +132,22 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         if batched:
             shape = (input.shape[0], *shape)
         return start(call, self.convt3d_plan, shape, channels_last, dtype)
+
+    def _plan_ends_inside(self) -> bool:
+        """Whether the end of the plan lies in a forward that is running.
+
+        Without that, a CUDA graph of this module, or of one that only holds the plan's beginning, would be
+        captured without the convolution. Looked up the stack, as while capturing time does not matter.
+        """
+        around = 0
+        frame: Any = sys._getframe(1)
+        while frame is not None and around <= self.convt3d_exits:
+            code = frame.f_code
+            if code.co_name == "forward" and code.co_argcount:
+                owner = frame.f_locals.get(code.co_varnames[0])
+                around += isinstance(owner, nn.Module) and owner is not self
+            frame = frame.f_back
+        return around > self.convt3d_exits
 
 
 def why_not(module: nn.ConvTranspose3d) -> str | None:

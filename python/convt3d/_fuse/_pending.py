@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ._ambience import Ambience
 from ._batch_norm import fold
-from ._call import Ambience, Call, versions_of
+from ._call import Call, versions_of
 from ._steps import (
     ADD,
     BATCH_NORM,
@@ -268,7 +269,7 @@ def _open(operand: Any) -> PendingTensor | None:
     if pending._value is not None or not pending._remaining or pending._is_adopted():
         return None
     ambience = pending._call.ambience
-    return pending if ambience == Ambience.current(ambience.device_type) else None
+    return pending if ambience == Ambience.current(ambience.device) else None
 
 
 def _advance(pending: PendingTensor, call: Call, inplace: bool) -> Tensor:

@@ -32,11 +32,13 @@ class Plan:
 
     Attributes:
         nodes: of the graph, by step.
+        exits: how many of the modules around the convolution end before the plan does.
     """
 
     steps: tuple[str, ...]
     reason: str
     nodes: tuple[tuple[fx.Node, ...], ...] = ()
+    exits: int = 0
 
 
 def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[nn.ConvTranspose3d, Plan]]:
@@ -108,7 +110,9 @@ class Planner:
             steps.pop()
             chain.pop()
         self.claimed.update(chain[1:])
-        return Plan(tuple(steps), reason, tuple(by_step[: len(steps)]))
+        around = {call for call, name in _stack(conv).items() if name != conv.target}
+        exits = max(len(around.difference(_stack(node))) for node in chain)
+        return Plan(tuple(steps), reason, tuple(by_step[: len(steps)]), exits)
 
     def _next(self, node: fx.Node, steps: list[str]) -> tuple[str, list[fx.Node], list[fx.Node]] | str:
         """The name, the nodes and the other operands of the step that follows; or why there is none."""

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deferred call runs as it would have run where it was made, whatever has changed since."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from convt3d import fuse, unfuse
+from convt3d._fuse import _ambience
+from convt3d._fuse._pending import PendingTensor
+from fuse_nets import Residual, inputs, up
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# --- the capture of a CUDA graph ---------------------------------------------------------------------------
+
+
+class Capture:
+    """Stands for CUDA's capture of the current stream, which a machine without a GPU has not."""
+
+    on = False
+
+    def place(self, device: torch.device) -> _ambience.Place:
+        return _ambience.Place((0, 0, 1), self.on)
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
+    made = Capture()
+    monkeypatch.setattr(_ambience, "current_place", made.place)
+    return made
+
+
+class InStage(nn.Module):
+    """The plan leaves two of the modules around the convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = nn.Sequential(nn.Sequential(nn.Identity(), up()))
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return torch.relu(self.stage(x) + skip)
+
+
+def test_a_capture_that_ends_before_the_plan_does(capture: Capture, deferred: list[str]) -> None:
+    model = fuse(InStage().eval())
+    x, skip = inputs()
+    capture.on = True
+    model(x, skip)
+    assert deferred == ["relu"]  # the whole model is captured as it runs
+    for part in (model.stage, model.stage[0], model.stage[0][1]):  # type: ignore[index]
+        assert type(part(x)) is Tensor  # what follows would come too late
+    capture.on = False
+    assert isinstance(model.stage(x), PendingTensor)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_result_is_not_computed_on_the_other_side_of_a_capture(capture: Capture, before: bool) -> None:
+    class Captures(Residual):
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            capture.on = before
+            y = self.up(x)
+            capture.on = not before
+            return self.act(y + skip)
+
+    model = fuse(Captures())
+    with pytest.raises(RuntimeError, match="inside the capture of a CUDA graph"):
+        model(*inputs())
+    unfuse(model)
+    model(*inputs())
