@@ -46,18 +46,26 @@ def _identity(t: Tensor, _slope: float) -> Tensor:
     return t
 
 
+def _gate(t: Tensor) -> Tensor | None:
+    """6 * hardswish(t) / t where ATen's hardswish is not exact enough, else None.
+
+    ATen's CUDA kernel multiplies by float32's 1/6 in float64 too, 5e-8 off; its CPU kernel divides. The
+    derivative is ATen's: 0 from -3 down, 1 from 3 up. Neither torch.where with numbers nor copy_: a fake CUDA
+    tensor of a torch without CUDA knows neither.
+    """
+    if t.dtype != torch.float64 or not t.is_cuda:
+        return None
+    return (t + 3).masked_fill(t <= -3, 0.0).masked_fill(t >= 3, 6.0)
+
+
 def _hardswish(t: Tensor, _slope: float) -> Tensor:
-    if t.dtype == torch.float64 and t.is_cuda:
-        # ATen's CUDA kernel multiplies by float32's 1/6 in float64 too, 5e-8 off; its CPU kernel divides.
-        # The derivative here is ATen's: 0 from -3 down, 1 from 3 up.
-        return t * torch.where(t <= -3, 0.0, torch.where(t >= 3, 6.0, t + 3)) / 6
-    return F.hardswish(t)
+    gate = _gate(t)
+    return F.hardswish(t) if gate is None else t * gate / 6
 
 
-def _hardswish_(t: Tensor, slope: float) -> Tensor:
-    if t.dtype == torch.float64 and t.is_cuda:
-        return t.copy_(_hardswish(t, slope))
-    return aten.hardswish_(t)  # type: ignore[no-any-return]
+def _hardswish_(t: Tensor, _slope: float) -> Tensor:
+    gate = _gate(t)
+    return aten.hardswish_(t) if gate is None else t.mul_(gate).div_(6)
 
 
 def _x_hardswish(t: Tensor, slope: float) -> Tensor:
