@@ -86,15 +86,25 @@ def conv_fp32_switch(precision: str, device_type: str) -> Iterator[None]:
     if precision == "default" or device_type not in ("cpu", "cuda"):
         yield
         return
-    wanted = precision if device_type == "cuda" else "ieee"
+    with conv_fp32_setting(precision if device_type == "cuda" else "ieee", device_type):
+        yield
+
+
+@contextmanager
+def conv_fp32_setting(setting: str, device_type: str) -> Iterator[None]:
+    """Runs a block with PyTorch's convolution switch of a "cuda" or "cpu" device at ``setting``.
+
+    As :func:`conv_fp32_switch`, for any value that the switch can have ("none" is set as "ieee").
+    """
     conv = _backend(device_type).conv
     with _switch_lock:
         before = _read_switch(device_type)
-        if _agrees(before, wanted):
+        if before == setting or {before, setting} == {"none", "ieee"}:
             yield
             return
         found = _as_found(conv, before)
-        conv.fp32_precision = wanted
+        # "none" would follow the more general settings as they are now.
+        conv.fp32_precision = "ieee" if setting == "none" else setting
         try:
             yield
         finally:
@@ -115,10 +125,6 @@ def _as_found(conv: Any, before: str) -> str:
     conv.fp32_precision = "none"
     inherited: str = conv.fp32_precision
     return "none" if inherited == before else before
-
-
-def _agrees(setting: str, wanted: str) -> bool:
-    return setting == wanted or (setting == "none" and wanted == "ieee")
 
 
 # TF32 keeps 10 of fp32's 23 mantissa bits.

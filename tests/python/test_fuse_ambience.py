@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from convt3d import fuse, unfuse
+from convt3d import _aten, fuse, unfuse
 from convt3d._fuse import _ambience
 from convt3d._fuse._pending import PendingTensor
-from fuse_nets import Residual, inputs, up
+from fuse_nets import Residual, assert_close, inputs, up
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,3 +74,49 @@ def test_a_result_is_not_computed_on_the_other_side_of_a_capture(capture: Captur
         model(*inputs())
     unfuse(model)
     model(*inputs())
+
+
+# --- PyTorch's switches ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bool]]]:
+    """What ATen's convolutions run under: the CPU's fp32 precision, and whether cuDNN is deterministic."""
+    seen = []
+    convolve, current = _aten._convolve, _ambience.current_switches
+
+    def spy(*args: Any) -> Tensor:
+        seen.append((torch.backends.mkldnn.conv.fp32_precision, torch.backends.cudnn.deterministic))
+        return convolve(*args)
+
+    monkeypatch.setattr(_aten, "_convolve", spy)
+    # As on a GPU, with the CPU's precision in cuDNN's place.
+    monkeypatch.setattr(_ambience, "current_switches", lambda _: (*current("cpu"), *current("cuda")[1:]))
+    before = torch.backends.mkldnn.conv.fp32_precision
+    yield seen
+    torch.backends.mkldnn.conv.fp32_precision = before
+
+
+@pytest.mark.parametrize("what", ["precision", "deterministic", "nothing"])
+def test_switches_around_the_convolution_alone(
+    what: str, switches: list[tuple[str, bool]], deferred: list[str]
+) -> None:
+    conv = torch.backends.mkldnn.conv
+
+    class Switches(Residual):
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            conv.fp32_precision = "bf16" if what == "precision" else "ieee"
+            with torch.backends.cudnn.flags(enabled=True, deterministic=what == "deterministic"):
+                y = self.up(x)
+            conv.fp32_precision = "ieee"
+            y = self.act(y + skip)
+            assert conv.fp32_precision == "ieee" and not torch.backends.cudnn.deterministic
+            return y
+
+    model = Switches()
+    wanted = model(*inputs())
+    fuse(model)
+    found = model(*inputs())
+    assert switches == [("bf16" if what == "precision" else "ieee", what == "deterministic")]
+    assert deferred == ["relu" if what == "nothing" else "none"]
+    assert_close(found, wanted)

@@ -4,16 +4,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from .._precision import conv_fp32_setting
 
 _LEFT_CAPTURE = (
     "convt3d: the result of a fused transposed convolution is not computed before something uses it, and "
     "this one was called inside the capture of a CUDA graph and is wanted outside of it, or the other way "
     "round. Capture the module that holds the convolution and what follows it, or call convt3d.unfuse()"
 )
+
+# Asked several times in every chain of steps, so without a way through modules and properties.
+_C: Any = torch._C
+_is_grad_enabled = torch.is_grad_enabled
+_is_inference_mode_enabled = torch.is_inference_mode_enabled
+_is_autocast_enabled = torch.is_autocast_enabled
+_fp32_precision = _C._get_fp32_precision_getter
 
 
 class Place(NamedTuple):
@@ -31,19 +40,20 @@ class Ambience(NamedTuple):
     grad: bool
     inference: bool
     autocast_dtype: torch.dtype | None  # None: autocast is off
+    switches: tuple[str | bool, ...]  # fp32 precision; on a GPU cuDNN's enabled, benchmark, deterministic
 
     @staticmethod
     def current(device: torch.device) -> Ambience:
-        # Looked at several times in a chain: NamedTuple's own constructor takes twice as long.
         kind = device.type
-        return tuple.__new__(
+        return tuple.__new__(  # NamedTuple's own constructor takes twice as long
             Ambience,
             (
                 device,
                 current_place(device),
-                torch.is_grad_enabled(),
-                torch.is_inference_mode_enabled(),
-                torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+                _is_grad_enabled(),
+                _is_inference_mode_enabled(),
+                torch.get_autocast_dtype(kind) if _is_autocast_enabled(kind) else None,
+                current_switches(kind),
             ),
         )
 
@@ -54,7 +64,11 @@ class Ambience(NamedTuple):
         Raises:
             RuntimeError: the capture of a CUDA graph has begun or ended in between.
         """
-        with _work_goes_to(self.place, now.place), self.modes():
+        with (
+            _work_goes_to(self.place, now.place),
+            _switched(self.switches, now.switches, self.device.type),
+            self.modes(),
+        ):
             yield
 
     @contextlib.contextmanager
@@ -70,11 +84,41 @@ class Ambience(NamedTuple):
             yield
 
 
+def current_switches(device_type: str) -> tuple[str | bool, ...]:
+    if device_type != "cuda":
+        return (_fp32_precision("mkldnn", "conv"),)
+    return (
+        _fp32_precision("cuda", "conv"),
+        _C._get_cudnn_enabled(),
+        _C._get_cudnn_benchmark(),
+        _C._get_cudnn_deterministic(),
+    )
+
+
+@contextlib.contextmanager
+def _switched(noted: tuple[str | bool, ...], now: tuple[str | bool, ...], device_type: str) -> Iterator[None]:
+    if noted == now:
+        yield
+        return
+    _set_cudnn(noted[1:])
+    try:
+        with conv_fp32_setting(str(noted[0]), device_type):
+            yield
+    finally:
+        _set_cudnn(now[1:])
+
+
+def _set_cudnn(flags: Sequence[str | bool]) -> None:
+    setters = (_C._set_cudnn_enabled, _C._set_cudnn_benchmark, _C._set_cudnn_deterministic)
+    for setter, flag in zip(setters, flags, strict=False):
+        setter(flag)
+
+
 def current_place(device: torch.device) -> Place | None:
     if device.type != "cuda":
         return None
-    c: Any = torch._C
-    return tuple.__new__(Place, (c._cuda_getCurrentStream(device.index), c._cuda_isCurrentStreamCapturing()))
+    stream = _C._cuda_getCurrentStream(device.index)
+    return tuple.__new__(Place, (stream, _C._cuda_isCurrentStreamCapturing()))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Changing the class keeps everything else: parameters, hooks, training flag, whoe
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -93,10 +94,11 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             or input.numel() == 0
         ):
             return None
-        stride: Any = self.stride
-        padding: Any = self.padding
-        dilation: Any = self.dilation
-        kernel: Any = self.kernel_size
+        # As tuples: they are a key, and a module lets anyone write its attributes.
+        stride: Any = tuple(self.stride)
+        padding: Any = tuple(self.padding)
+        dilation: Any = tuple(self.dilation)
+        kernel: Any = tuple(self.kernel_size)
         output_padding: Any = self.output_padding
         if output_size is not None:
             output_padding = self._output_padding(
@@ -108,11 +110,9 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
                 3,
                 dilation,
             )
-        spatial = zip(input.shape[-3:], kernel, stride, padding, output_padding, dilation, strict=True)
-        size = [output_extent(*extents) for extents in spatial]
-        if min(size) <= 0 or any(
-            op >= s and op >= d for op, s, d in zip(output_padding, stride, dilation, strict=True)
-        ):
+        output_padding = tuple(output_padding)
+        size = _output_size(input.shape[-3:], kernel, stride, padding, output_padding, dilation)
+        if size is None:
             return None
         call = Call(
             input,
@@ -120,7 +120,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             bias,
             stride,
             padding,
-            tuple(output_padding),
+            output_padding,
             self.groups,
             dilation,
             self.precision,
@@ -148,6 +148,22 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
                 around += isinstance(owner, nn.Module) and owner is not self
             frame = frame.f_back
         return around > self.convt3d_exits
+
+
+@functools.lru_cache(maxsize=1024)
+def _output_size(
+    extents: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    output_padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> tuple[int, ...] | None:
+    """(oD, oH, oW), or None where PyTorch refuses the geometry."""
+    dimensions = zip(extents, kernel, stride, padding, output_padding, dilation, strict=True)
+    size = tuple(output_extent(*dimension) for dimension in dimensions)
+    fits = all(op < s or op < d for op, s, d in zip(output_padding, stride, dilation, strict=True))
+    return size if fits and min(size) > 0 else None
 
 
 def why_not(module: nn.ConvTranspose3d) -> str | None:
