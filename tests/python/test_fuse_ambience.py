@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from convt3d import _aten, fuse, unfuse
 from convt3d._fuse import _ambience
@@ -120,3 +122,78 @@ def test_switches_around_the_convolution_alone(
     assert switches == [("bf16" if what == "precision" else "ieee", what == "deterministic")]
     assert deferred == ["relu" if what == "nothing" else "none"]
     assert_close(found, wanted)
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    """What follows the convolution is in a checkpoint of its own, and is another thing in training."""
+
+    def __init__(self, block: Callable[[Tensor, Tensor], Tensor], outer: bool) -> None:
+        super().__init__()
+        self.up = up()
+        self.block = block
+        self.outer = outer
+        self.conv = nn.Conv3d(6, 6, 1)
+
+    def inner(self, x: Tensor, skip: Tensor) -> Tensor:
+        y = self.up(x)
+        if not self.training:
+            return self.conv(self.block(y, skip))
+        return self.conv(checkpoint(self.block, y, skip, use_reentrant=False))
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        if not (self.outer and self.training):
+            return self.inner(x, skip)
+        out: Tensor = checkpoint(self.inner, x, skip, use_reentrant=False)
+        return out
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout3d(0.5)
+
+    def forward(self, t: Tensor, skip: Tensor) -> Tensor:
+        return F.relu(self.drop(t))
+
+
+class Twice(nn.Module):
+    def forward(self, t: Tensor, skip: Tensor) -> Tensor:
+        return F.relu(t) + t if self.training else F.relu(t)
+
+
+class Sum(nn.Module):
+    def forward(self, t: Tensor, skip: Tensor) -> Tensor:
+        return F.relu(t + skip)
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("block", [Dropped, Twice, Sum])
+def test_checkpoint_behind_the_convolution(block: type[nn.Module], outer: bool) -> None:
+    model = Checkpointed(block(), outer)
+    results = []
+    for fused in (False, True):
+        if fused:
+            fuse(model.eval())
+            assert model.up.convt3d_plan  # type: ignore[truthy-function]
+        model.train().zero_grad()
+        torch.manual_seed(1)
+        x, skip = inputs()
+        x.requires_grad_()
+        out = model(x, skip)
+        out.square().sum().backward()
+        results.append([out, x.grad, *(p.grad for p in model.parameters())])
+    assert_close(results[1], results[0], 1e-5)
+
+
+def test_saving_hooks_go_on_within(deferred: list[str]) -> None:
+    """Where a chain begins and ends under the same hooks it is fused, and they see what it saves."""
+    model = fuse(Residual())
+    x, skip = inputs()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        out = model(x, skip)
+    assert deferred == ["relu"] and any(t is x or t.shape == x.shape for t in saved)
+    out.sum().backward()

@@ -23,6 +23,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
 _fp32_precision = _C._get_fp32_precision_getter
+_saving_hooks = _C._autograd._top_saved_tensors_default_hooks
 
 
 class Place(NamedTuple):
@@ -41,19 +42,22 @@ class Ambience(NamedTuple):
     inference: bool
     autocast_dtype: torch.dtype | None  # None: autocast is off
     switches: tuple[str | bool, ...]  # fp32 precision; on a GPU cuDNN's enabled, benchmark, deterministic
+    saving: tuple[Any, Any] | None  # the hooks through which autograd saves tensors
 
     @staticmethod
     def current(device: torch.device) -> Ambience:
         kind = device.type
+        grad = _is_grad_enabled()
         return tuple.__new__(  # NamedTuple's own constructor takes twice as long
             Ambience,
             (
                 device,
                 current_place(device),
-                _is_grad_enabled(),
+                grad,
                 _is_inference_mode_enabled(),
                 torch.get_autocast_dtype(kind) if _is_autocast_enabled(kind) else None,
                 current_switches(kind),
+                _saving_hooks(False) if grad else None,
             ),
         )
 
@@ -68,6 +72,7 @@ class Ambience(NamedTuple):
             _work_goes_to(self.place, now.place),
             _switched(self.switches, now.switches, self.device.type),
             self.modes(),
+            saved_plainly() if now.saving not in (None, self.saving) else contextlib.nullcontext(),
         ):
             yield
 
@@ -119,6 +124,12 @@ def current_place(device: torch.device) -> Place | None:
         return None
     stream = _C._cuda_getCurrentStream(device.index)
     return tuple.__new__(Place, (stream, _C._cuda_isCurrentStreamCapturing()))
+
+
+def saved_plainly() -> contextlib.AbstractContextManager[None]:
+    """Keeps hooks that came later, a checkpoint's, from what the call saves: that is no part of what they count
+    in forward and again when they recompute. The noted hooks may be over by now."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 @contextlib.contextmanager

@@ -8,14 +8,16 @@ own code decides what is fused, in every call anew, and values never depend on t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ._ambience import Ambience
+from ._ambience import Ambience, saved_plainly
 from ._batch_norm import fold
 from ._call import Call, versions_of
 from ._steps import (
@@ -33,6 +35,8 @@ from ._steps import (
 )
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_detach = torch.Tensor.detach
+_checkpoint = torch.utils.checkpoint.__name__
 
 
 class Form(NamedTuple):
@@ -122,6 +126,11 @@ class PendingTensor(torch.Tensor):
             taken = _take(step)
             if taken is not None:
                 return taken
+        # A checkpoint that recomputes takes what was saved in it, and that may be a pending tensor, with
+        # detach(). In forward it did not look into that: what the convolution saves does not count here either.
+        if func is _detach and sys._getframe(1).f_globals.get("__name__") == _checkpoint:
+            with saved_plainly():
+                args[0].resolve()
         args, kwargs = tree_map(_resolved, (tuple(args), dict(kwargs)))
         return func(*args, **kwargs)
 
