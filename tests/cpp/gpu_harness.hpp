@@ -199,6 +199,19 @@ inline float few_small_draw(Random& random) {
   return random.integer(0, 1999) == 0 ? value * 1e-12f : value;
 }
 
+/// Magnitudes from 1e-15 to 1e15: one product makes nearly all of a sum.
+inline float decades_draw(Random& random) {
+  return random.uniform() * std::pow(10.f, static_cast<float>(random.integer(-15, 15)));
+}
+
+/// Mostly uniform, with one of the values next to infinity now and then; and weights that keep their products finite.
+inline float near_infinity_draw(Random& random) {
+  float const value = random.uniform();
+  if (random.integer(0, 199) != 0) return value;
+  return std::copysign(bits_to_float(0x7f7fffffu - static_cast<uint32_t>(random.integer(0, 0x1fff))), value);
+}
+inline float small_draw(Random& random) { return random.uniform() * 1e-3f; }
+
 /// Runs `p` on `kernel` twice with seeded data: x, bias and add from `draw`, the weight from `draw_weight` (the same if
 /// null). Expects, by EXPECT_*: every output within the bound, nothing written
 /// outside of y, inputs unchanged, both runs bitwise equal. Where the exact result is infinite or nan, y must be the

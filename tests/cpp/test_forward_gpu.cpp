@@ -250,7 +250,7 @@ TEST_P(Forward, NonFiniteOperands) {
 }
 
 // fp32 accuracy where magnitudes differ: a few values far below the others, in x alone and in both operands; inf and
-// nan in x alone.
+// nan in x alone; all magnitudes at once; values that the parts of an operand do not hold.
 TEST_P(Forward, MagnitudesInIeeeMode) {
   if (std::get<1>(GetParam()).dtype != CONVT3D_F32 || std::get<1>(GetParam()).precision != CONVT3D_IEEE) {
     GTEST_SKIP() << "fp32 in ieee mode";
@@ -263,6 +263,8 @@ TEST_P(Forward, MagnitudesInIeeeMode) {
     run(p, 1, test::few_small_draw, test::uniform_draw);
     run(p, 2, test::few_small_draw);
     run(p, 3, test::nonfinite_draw, test::uniform_draw);
+    for (uint64_t seed = 4; seed < 10; ++seed) run(p, seed, test::decades_draw);
+    run(p, 10, test::near_infinity_draw, test::small_draw);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "convt3d/numerics.hpp"
+#include "sm80/split.hpp"
 
 namespace convt3d {
 namespace {
@@ -93,6 +94,48 @@ TEST(SplitTf32, NonFiniteValuesHaveNoLowPart) {
   EXPECT_EQ(split_tf32(std::nanf("")).low, 0.0f);
   Tf32Split const largest = split_tf32(std::numeric_limits<float>::max());
   EXPECT_TRUE(std::isfinite(largest.high) && std::isfinite(largest.low));
+}
+
+// The lower 13 bits of an operand are not there for a tensor core.
+double seen_by_the_tensor_core(float part) { return bits_to_float(float_to_bits(part) & ~0x1fffu); }
+
+// The three products of a 3xTF32 multiplication, small ones first, without the rounding of their sum.
+double three_products(float a, float b) {
+  Tf32Split const x = sm80::split_for_tensor_core(a), y = sm80::split_for_tensor_core(b);
+  double const x_high = seen_by_the_tensor_core(x.high), y_high = seen_by_the_tensor_core(y.high);
+  return seen_by_the_tensor_core(x.low) * y_high + x_high * seen_by_the_tensor_core(y.low) + x_high * y_high;
+}
+
+TEST(SplitForTensorCore, AProductIsRightToTwoUnitsAndUnbiased) {
+  std::mt19937 random(2);
+  double largest = 0, sum = 0;
+  constexpr int kTrials = 1000000;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    // Mantissas alone: the exponent changes nothing far from the ends of the range.
+    float const a = bits_to_float(0x3f800000u | static_cast<uint32_t>(random() >> 9));
+    float const b = bits_to_float(0xbf800000u | static_cast<uint32_t>(random() >> 9));
+    double const exact = static_cast<double>(a) * b;
+    double const units = (three_products(a, b) / exact - 1) * 0x1p22;
+    largest = std::max(largest, std::abs(units));
+    sum += units;
+  }
+  EXPECT_LE(largest, 2);
+  EXPECT_LE(std::abs(sum / kTrials), 0.01);
+}
+
+TEST(SplitForTensorCore, WhatThePartsDoNotHoldIsNan) {
+  float const infinity = std::numeric_limits<float>::infinity();
+  double const largest = static_cast<double>(bits_to_float(0x7f7fefffu)) * 0x1p-20;
+  EXPECT_NEAR(three_products(bits_to_float(0x7f7fefffu), 0x1p-20f), largest, largest * 0x1p-22);
+  for (uint32_t sign : {0u, 0x80000000u}) {
+    for (uint32_t bits : {0x7f7ff000u, 0x7f7fffffu, 0x7f800000u, 0x7f800001u, 0x7fc00000u, 0x7fffffffu}) {
+      for (float other : {0.f, 1.f, -3e-39f, 1.2345678f, infinity}) {
+        float const value = bits_to_float(sign | bits);
+        EXPECT_TRUE(std::isnan(three_products(value, other))) << std::hex << bits << " " << other;
+        EXPECT_TRUE(std::isnan(three_products(other, value))) << std::hex << bits << " " << other;
+      }
+    }
+  }
 }
 
 }  // namespace

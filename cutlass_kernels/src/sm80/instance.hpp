@@ -11,6 +11,7 @@
 #include "cutlass/epilogue/thread/linear_combination.h"
 #include "sm80/call.hpp"
 #include "sm80/kernel.hpp"
+#include "sm80/split_mma.hpp"
 #include "sm80/x_iterator.hpp"
 
 namespace convt3d::sm80 {
@@ -32,7 +33,7 @@ struct Instance {
   using Mma = cutlass::conv::threadblock::ImplicitGemmMultistage<
       typename Config::Tile, IteratorX, typename Default::SmemIteratorA, cutlass::arch::CacheOperation::Always,
       typename Default::IteratorB, typename Default::SmemIteratorB, cutlass::arch::CacheOperation::Global,
-      typename Default::MmaPolicy, Config::kStages>;
+      typename MmaPolicy<typename Default::MmaPolicy, typename Config::Math>::Type, Config::kStages>;
   using ThreadMap = typename Default::Epilogue::OutputTileIterator::ThreadMap;
   using Visitor = NdhwcVisitor<Mma, Element, ThreadMap>;
   // One epilogue stage, steps not unrolled: eleven activations times eight steps would be a megabyte of code.
