@@ -146,8 +146,8 @@ __device__ void copy_x(Params const& p, int64_t block) {
 template <class T, class Convert>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(__grid_constant__ Params const p, int filter_blocks, int blocks) {
+  let_next_kernel_start();
   if (p.condition != nullptr) {
-    let_next_kernel_start();
     wait_for_previous_kernel();
     if (*p.condition == 0) return;
   }

@@ -45,6 +45,7 @@ struct Call {
   // always.
   int32_t const* condition;
   int multiprocessors;
+  bool overlap;  // with the pre-pass: the device lets a kernel start while the one before it still runs
 };
 
 // Largest number of samples that one launch can take, at least 1 for a supported problem.

@@ -139,7 +139,7 @@ struct Instance {
         params.blocks = static_cast<int>(blocks);
         params.condition = call.condition;
         auto const launched = static_cast<unsigned>(std::min(blocks, max_blocks));
-        if (call.condition != nullptr) {
+        if (call.condition != nullptr || call.overlap) {
           error = launch_dependent(kernel, launched, Kernel::kThreads, shared_bytes, stream, params);
         } else {
           kernel<<<launched, Kernel::kThreads, shared_bytes, stream>>>(params);

@@ -66,6 +66,8 @@ struct DgradKernel {
       }
     }
 
+    // Rows and add do not depend on the pre-pass, x and the filters do.
+    wait_for_previous_kernel();
     __syncthreads();
 
     typename Mma::FragmentC accumulators;

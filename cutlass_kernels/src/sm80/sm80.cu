@@ -62,6 +62,13 @@ size_t workspace_bytes(Problem const& p, convt3d_device const&) {
   return element_count(y_shape(p)) == 0 ? 0 : size_t(operand_layout(p).total_bytes);
 }
 
+// Whether the current device knows programmatic dependent launches. Where it cannot be asked, the launch will tell.
+bool starts_early() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
 Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* condition, int multiprocessors,
                cudaStream_t stream, Message& message) {
   prepare::Params pre_pass = prepare_params(p, tensors);
@@ -70,6 +77,7 @@ Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* 
                                       condition != nullptr ? 8 * multiprocessors : INT32_MAX);
   Call call = make_call(p, tensors, pre_pass);
   call.condition = condition;
+  call.overlap = starts_early();
   call.multiprocessors = multiprocessors;
   if (error == cudaSuccess) error = select_kernel(p)(call, stream);
   if (error == cudaSuccess) return CONVT3D_OK;
