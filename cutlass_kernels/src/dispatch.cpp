@@ -21,6 +21,14 @@ Family const* find(FamilyList families, int32_t kernel) {
   return nullptr;
 }
 
+bool takes_small_form(FamilyList families, Problem const& problem, convt3d_device const& device) {
+  if (families.small == nullptr) return false;
+  Family const* const usual = find(families, families.small->id);
+  Message ignored(nullptr, 0);
+  return usual != nullptr && families.small->supported(problem, device, ignored) == CONVT3D_OK &&
+         usual->supported(problem, device, ignored) == CONVT3D_OK;
+}
+
 Status check_device(convt3d_device const& device, Message& message) {
   if (device.compute_capability > 0 && device.multiprocessors > 0) return CONVT3D_OK;
   return message.fail(CONVT3D_INVALID_ARGUMENT,
@@ -73,11 +81,11 @@ FamilyList compiled_families() {
 #if CONVT3D_WITH_CUDA
   static Family const* const families[] = {
 #if CONVT3D_WITH_SM90
-      sm90_family(),
+    sm90_family(),
 #endif
-      sm80_family(),
+    sm80_family(),
   };
-  return {families, sizeof(families) / sizeof(families[0])};
+  return {families, sizeof(families) / sizeof(families[0]), sm80_small_family()};
 #else
   return {nullptr, 0};
 #endif
@@ -107,6 +115,10 @@ Status make_plan(FamilyList families, Problem const& problem, int32_t kernel, co
   Family const* family = nullptr;
   Status status = check_device(device, message);
   if (status != CONVT3D_OK) return status;
+  if (kernel == CONVT3D_KERNEL_AUTO && takes_small_form(families, problem, device)) {
+    *plan = convt3d_plan{static_cast<int32_t>(families.small->id), kSmallForm, 0};
+    return CONVT3D_OK;
+  }
   if (kernel == CONVT3D_KERNEL_AUTO) {
     status = choose_fastest(families, problem, device, &family, message);
   } else {
@@ -124,6 +136,12 @@ Status forward(FamilyList families, Problem const& problem, convt3d_plan const& 
   if (status == CONVT3D_OK) status = supported(families, problem, plan.kernel, device, message);
   if (status != CONVT3D_OK) return status;
 
+  if (plan.reserved != 0) {
+    bool const takes = plan.reserved == kSmallForm && takes_small_form(families, problem, device);
+    if (takes && plan.kernel == families.small->id) return families.small->run(problem, plan, tensors, stream, message);
+    return message.fail(CONVT3D_INVALID_ARGUMENT, "kernel %s has no form %" PRId32 " for this problem",
+                        kernel_name(plan.kernel), plan.reserved);
+  }
   Family const* family = find(families, plan.kernel);
   size_t const needed = std::max(plan.workspace_bytes, family->workspace_bytes(problem, device));
   if (tensors.workspace_bytes < needed) {

@@ -15,6 +15,9 @@ namespace convt3d {
 struct FamilyList {
   Family const* const* first;
   size_t count;
+  /// The small form of the family with its id, without a workspace, or null. AUTO takes it before all others where both
+  /// support the problem; a family that is asked for by name runs its usual kernels at any size.
+  Family const* small = nullptr;
 
   Family const* const* begin() const { return first; }
   Family const* const* end() const { return first + count; }

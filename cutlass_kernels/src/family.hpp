@@ -11,6 +11,9 @@
 
 namespace convt3d {
 
+/// In a plan's `reserved`: the form of a family for problems so small that the host's time counts.
+constexpr int32_t kSmallForm = 1;
+
 struct Family {
   convt3d_kernel id;
 
@@ -32,7 +35,8 @@ struct Family {
 };
 
 #if CONVT3D_WITH_CUDA
-Family const* sm80_family();  // src/sm80
+Family const* sm80_family();        // src/sm80
+Family const* sm80_small_family();  // src/sm80/direct: its form for small problems
 #endif
 #if CONVT3D_WITH_SM90
 Family const* sm90_family();  // src/sm90

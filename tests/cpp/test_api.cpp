@@ -50,6 +50,20 @@ Family const kFakeSm80{
 Family const* const kFakeFamilies[] = {&kFakeSm90, &kFakeSm80};
 constexpr FamilyList kFakes{kFakeFamilies, 2};
 
+// A form of the second for one sample.
+int runs_of_small = 0;
+
+Family const kFakeSmall{CONVT3D_KERNEL_SM80,
+                        [](Problem const& p, convt3d_device const&, Message& message) {
+                          return p.batch == 1 ? CONVT3D_OK : message.fail(CONVT3D_NOT_SUPPORTED, "not small");
+                        },
+                        [](Problem const&, convt3d_device const&) -> size_t { return 0; },
+                        [](Problem const&, convt3d_plan const&, convt3d_tensors const&, void*, Message&) {
+                          ++runs_of_small;
+                          return CONVT3D_OK;
+                        }};
+constexpr FamilyList kFakesWithSmall{kFakeFamilies, 2, &kFakeSmall};
+
 class Dispatch : public testing::Test {
  protected:
   Dispatch() {
@@ -173,6 +187,48 @@ TEST_F(Dispatch, ChecksThePointers) {
   tensors = good, tensors.bias = tensors.add = nullptr;
   problem.has_bias = problem.has_add = 0;
   EXPECT_EQ(run(CONVT3D_KERNEL_SM80), CONVT3D_OK) << text;
+}
+
+TEST_F(Dispatch, AutoAloneTakesTheSmallForm) {
+  Message message(text, sizeof text);
+  auto const plan_for = [&](int64_t batch, int32_t kernel) {
+    problem.batch = batch;
+    plan = {};
+    return make_plan(kFakesWithSmall, problem, kernel, kHopper, &plan, message);
+  };
+  ASSERT_EQ(plan_for(1, CONVT3D_KERNEL_AUTO), CONVT3D_OK);
+  EXPECT_EQ(plan.kernel, CONVT3D_KERNEL_SM80);
+  EXPECT_EQ(plan.reserved, kSmallForm);
+  EXPECT_EQ(plan.workspace_bytes, 0u);
+  ASSERT_EQ(plan_for(1, CONVT3D_KERNEL_SM80), CONVT3D_OK);
+  EXPECT_EQ(plan.reserved, 0);
+  ASSERT_EQ(plan_for(2, CONVT3D_KERNEL_AUTO), CONVT3D_OK);
+  EXPECT_EQ(plan.kernel, CONVT3D_KERNEL_SM90);
+  EXPECT_EQ(plan.reserved, 0);
+  problem.groups = 2;  // which the family itself does not take
+  ASSERT_EQ(plan_for(1, CONVT3D_KERNEL_AUTO), CONVT3D_OK);
+  EXPECT_EQ(plan.kernel, CONVT3D_KERNEL_SM90);
+  EXPECT_EQ(make_plan(kFakesWithSmall, problem, CONVT3D_KERNEL_AUTO, kAmpere, &plan, message), CONVT3D_NOT_SUPPORTED);
+}
+
+TEST_F(Dispatch, RunsTheSmallFormOfItsPlanAlone) {
+  Message message(text, sizeof text);
+  problem.batch = 1;
+  tensors.workspace = nullptr;
+  tensors.workspace_bytes = 0;
+  auto const run_form = [&](FamilyList families, int32_t kernel, int32_t form) {
+    return forward(families, problem, {kernel, form, 0}, tensors, kHopper, nullptr, message);
+  };
+  EXPECT_EQ(run_form(kFakesWithSmall, CONVT3D_KERNEL_SM80, kSmallForm), CONVT3D_OK) << text;
+  EXPECT_EQ(runs_of_small, 1);
+  EXPECT_EQ(run_form(kFakesWithSmall, CONVT3D_KERNEL_SM80, 0), CONVT3D_WORKSPACE_TOO_SMALL);
+  EXPECT_EQ(run_form(kFakesWithSmall, CONVT3D_KERNEL_SM80, 2), CONVT3D_INVALID_ARGUMENT);
+  EXPECT_EQ(run_form(kFakesWithSmall, CONVT3D_KERNEL_SM90, kSmallForm), CONVT3D_INVALID_ARGUMENT);
+  EXPECT_EQ(run_form(kFakes, CONVT3D_KERNEL_SM80, kSmallForm), CONVT3D_INVALID_ARGUMENT);
+  EXPECT_STREQ(text, "kernel sm80 has no form 1 for this problem");
+  problem.batch = 2;
+  EXPECT_EQ(run_form(kFakesWithSmall, CONVT3D_KERNEL_SM80, kSmallForm), CONVT3D_INVALID_ARGUMENT);
+  EXPECT_EQ(runs_of_small, 1);
 }
 
 // ---- the exported functions --------------------------------------------------------------------------------------

@@ -110,8 +110,8 @@ typedef struct convt3d_device {
 } convt3d_device;
 
 typedef struct convt3d_plan {
-  int32_t kernel; /* the convt3d_kernel that runs; never AUTO */
-  int32_t reserved;
+  int32_t kernel;         /* the convt3d_kernel that runs; never AUTO */
+  int32_t reserved;       /* for the library: which of the kernel's forms AUTO chose; 0 is the usual one */
   size_t workspace_bytes; /* device memory `convt3d_forward` needs, at least 16-byte aligned */
 } convt3d_plan;
 
