@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _native
@@ -18,6 +19,15 @@ from ._problem import check_choices, number, single_int, triple
 IntOrTriple = int | Sequence[int]
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+# Looked up once: each name on the way costs as much as the call.
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast_enabled = torch.is_autocast_enabled
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
 
 
 def conv_transpose3d(
@@ -67,8 +77,9 @@ def conv_transpose3d(
         TypeError, RuntimeError, ValueError: as PyTorch for the same mistake; the message names the argument.
     """
     tensors = (input, weight, bias, add)
-    if not torch.compiler.is_compiling() and nothing_in_between(tensors):
-        input, weight, bias, add = tensors = after_autocast(tensors)
+    if not _is_compiling() and nothing_in_between(tensors):
+        if _is_autocast_enabled("cuda"):
+            input, weight, bias, add = tensors = after_autocast(tensors)
         # None: whatever the reason, the long way below knows the right error or fallback.
         out = _native.quick(
             tensors,
@@ -169,19 +180,16 @@ def operator_arguments(
 
 def nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether no feature of the dispatcher (autograd, subclass, mode, transform) but autocast has a say."""
-    needs_grad = False
+    grad = _is_grad_enabled()
     for tensor in tensors:
-        if tensor is not None:
-            if type(tensor) not in _PLAIN_TYPES:
-                return False
-            needs_grad = needs_grad or tensor.requires_grad
+        if tensor is not None and (type(tensor) not in _PLAIN_TYPES or (grad and tensor.requires_grad)):
+            return False
     return not (
-        (needs_grad and torch.is_grad_enabled())
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
+        _function_modes() > 0
+        or _dispatch_modes() > 0
+        or _transform() is not None
+        or forward_ad._current_level >= 0
+        or _tracing_state() is not None
     )
 
 
@@ -193,7 +201,7 @@ def after_autocast(tensors: _Tensors) -> _Tensors:
 
     Under no_grad alone: the casts are not in a graph.
     """
-    if not torch.is_autocast_enabled("cuda"):
+    if not _is_autocast_enabled("cuda"):
         return tensors
     return tuple(  # type: ignore[return-value]
         t.to(autocast_dtype(t, "cuda")) if t is not None and t.is_cuda else t for t in tensors

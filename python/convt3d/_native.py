@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import re
+import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ._activations import ACTIVATIONS
 from ._memory_format import output_is_channels_last
-from ._precision import PRECISION_CODES, PRECISIONS, resolve_precision
+from ._precision import PRECISION_CODES, PRECISIONS, conv_precision, resolve_precision
 from ._problem import ADD_ORDERS
 from ._version import __version__
 
@@ -184,9 +185,12 @@ def _coded(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
     )
 
 
-# What `_quick_options` makes of its arguments. Strings alone are keys: no value of another type equals one.
-_options: dict[tuple[str, str, str], int] = {}
-_PACKED_LIMIT = 1 << 20
+# The settings of short calls: triples, groups, add_order, activation, negative_slope, precision. Each comes
+# with what the binding reads, a CPU tensor made once: an integer argument takes torch longer than a tensor.
+_Settings = tuple[Any, Any, Any, Any, Any, Any]
+_settings: dict[_Settings, tuple[_Settings, Tensor]] = {}
+_MOST_SETTINGS = 1024
+_LIMIT = 1 << 20
 
 
 def quick(
@@ -217,54 +221,25 @@ def quick(
     loaded = _native or native()
     if loaded.quick is None:
         return None
-    stride, padding, output_padding, dilation = map(_pack, triples)
-    if stride is None or padding is None or output_padding is None or dilation is None:
+    if precision is None:  # "default" is for types to which precision means nothing
+        precision = conv_precision() if input.dtype is torch.float32 else "default"
+    elif precision == "default":  # the operator's word, not a user's
         return None
-    if type(groups) is not int or type(negative_slope) is not float or not 0 < groups < _PACKED_LIMIT:
+    key = (triples, groups, add_order, activation, negative_slope, precision)
+    try:
+        known = _settings.get(key)
+    except TypeError:  # a list, say
         return None
-    if precision == "default":  # the operator's word, not a user's
-        return None
-    if precision is None:
-        precision = "default" if input.dtype is not torch.float32 else resolve_precision("default", "cuda")
-    if type(activation) is not str or type(add_order) is not str or type(precision) is not str:
-        return None
-    options = _options.get((activation, add_order, precision))
-    if options is None:
-        options = _quick_options(activation, add_order, precision)
-        if options is None:
+    if known is None or not _same(known[0], key):
+        known = _new_settings(key)
+        if known is None:
             return None
     out: Tensor | None
     try:
         if skip is None:
-            out = loaded.quick(
-                input,
-                weight,
-                bias,
-                add,
-                stride,
-                padding,
-                output_padding,
-                groups,
-                dilation,
-                options,
-                negative_slope,
-            )
+            out = loaded.quick(input, weight, bias, add, known[1])
         else:
-            out = loaded.quick_cat(
-                skip,
-                skip_first,
-                input,
-                weight,
-                bias,
-                add,
-                stride,
-                padding,
-                output_padding,
-                groups,
-                dilation,
-                options,
-                negative_slope,
-            )
+            out = loaded.quick_cat(skip, skip_first, input, weight, bias, add, known[1])
     except RuntimeError as error:
         _raise_if_out_of_memory(error, input.device)
         raise
@@ -288,26 +263,59 @@ def quick_cat(arguments: tuple[Any, ...], skip: Tensor, skip_first: bool) -> Ten
     )
 
 
-def _pack(value: Any) -> int | None:
-    """A triple in one number, 20 bits for each of (D, H, W); None for what is not plain small ints."""
-    if type(value) is int:
-        return value * 0x10000100001 if 0 <= value < _PACKED_LIMIT else None
-    if type(value) is tuple and len(value) == 3:
-        d, h, w = value
-        plain = type(d) is int and type(h) is int and type(w) is int
-        if plain and 0 <= d < _PACKED_LIMIT and 0 <= h < _PACKED_LIMIT and 0 <= w < _PACKED_LIMIT:
-            packed: int = d | h << 20 | w << 40
-            return packed
-    return None
+def _same(known: _Settings, key: _Settings) -> bool:
+    """Whether equal settings are of plain types too: True equals 1. Of the two zeros a slope may be either.
+
+    What is the same object needs no look, but every module has triples of its own.
+    """
+    (s, p, o, d), groups, add_order, activation, slope, precision = known
+    stride, padding, output_padding, dilation = key[0]
+    if not (s is stride and p is padding and o is output_padding and d is dilation):
+        for value in key[0]:
+            if type(value) is not int:
+                if type(value) is not tuple:
+                    return False
+                depth, height, width = value
+                if type(depth) is not int or type(height) is not int or type(width) is not int:
+                    return False
+    return (
+        (key[1] is groups or type(key[1]) is int)
+        and (key[2] is add_order or type(key[2]) is str)
+        and (key[3] is activation or type(key[3]) is str)
+        and (key[4] is slope or (type(key[4]) is float and slope != 0.0))
+        and (key[5] is precision or type(key[5]) is str)
+    )
 
 
-def _quick_options(activation: str, add_order: str, precision: str) -> int | None:
-    """What python/csrc/eager_rules.hpp unpacks. "default" is for types to which precision means nothing."""
+def _new_settings(key: _Settings) -> tuple[_Settings, Tensor] | None:
+    """Remembers what python/csrc/eager_rules.hpp reads; None where a setting is not of a plain type."""
+    triples, groups, add_order, activation, negative_slope, precision = key
+    numbers: list[int] = []
+    for value in triples:
+        triple = (value,) * 3 if type(value) is int else value
+        if type(triple) is not tuple or len(triple) != 3:
+            return None
+        numbers += triple
+    numbers.append(groups)
+    if any(type(n) is not int or not 0 <= n < _LIMIT for n in numbers) or groups == 0:
+        return None
+    if type(activation) is not str or type(add_order) is not str or type(precision) is not str:
+        return None
     act = ACTIVATIONS.get(activation)
     if act is None or add_order not in ADD_ORDERS or precision not in PRECISIONS:
         return None
-    options: int = act.code | ADD_ORDERS.index(add_order) << 8 | PRECISION_CODES.get(precision, 0) << 9
-    return _options.setdefault((activation, add_order, precision), options)
+    if type(negative_slope) is not float:
+        return None
+    numbers += (act.code, ADD_ORDERS.index(add_order), PRECISION_CODES.get(precision, 0))
+    numbers += struct.unpack("q", struct.pack("d", negative_slope))
+    if len(_settings) >= _MOST_SETTINGS:
+        _settings.clear()
+    known = _settings[key] = (key, _tensor(numbers))
+    return known
+
+
+def _tensor(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def call(*arguments: Any) -> Tensor | None:

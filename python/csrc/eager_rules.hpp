@@ -6,22 +6,24 @@
 
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 namespace convt3d::binding {
 
-constexpr int kBits = 20;  // of each of the three numbers in a packed triple
+/// What an eager call says beside its tensors, as python/convt3d/_native.py writes it into a tensor of kSettings int64.
+struct Settings {
+  int64_t stride[3], padding[3], output_padding[3], dilation[3];  // (D, H, W)
+  int64_t groups;
+  int64_t activation, add_order, precision;  // by the codes of convt3d.h
+  double negative_slope;                     // its bits
+};
+constexpr int64_t kSettings = 17;
+static_assert(sizeof(Settings) == kSettings * sizeof(int64_t), "64 bits each");
 
-/// (D, H, W) from one number: D in the lowest bits. Python packs only what fits.
-inline std::vector<int64_t> unpack(int64_t packed) {
-  constexpr int64_t kMask = (int64_t{1} << kBits) - 1;
-  return {packed & kMask, packed >> kBits & kMask, packed >> (2 * kBits) & kMask};
+inline Settings read_settings(void const* data) {
+  Settings settings;
+  std::memcpy(&settings, data, sizeof settings);
+  return settings;
 }
-
-// Options: activation + 256 * add_order + 512 * precision, by the codes of convt3d.h.
-constexpr int64_t activation(int64_t options) { return options & 255; }
-constexpr int64_t add_order(int64_t options) { return options >> 8 & 1; }
-constexpr int64_t precision(int64_t options) { return options >> 9 & 1; }
 
 /// The code of `name`, the value of CONVT3D_KERNEL (null: not set); -1 where the call is not for the library: "aten",
 /// or a name that Python then refuses.
@@ -37,16 +39,6 @@ struct Dense {
   int64_t shape[5];
   int64_t stride[5];
 };
-
-template <class Tensor>
-Dense dense(Tensor const& tensor) {
-  Dense d{};
-  for (int dim = 0; dim < 5; ++dim) {
-    d.shape[dim] = tensor.size(dim);
-    d.stride[dim] = tensor.stride(dim);
-  }
-  return d;
-}
 
 /// Whether torch's suggest_memory_format says channels_last_3d; python/convt3d/_memory_format.py has the rule.
 inline bool suggests_channels_last(Dense const& t) {

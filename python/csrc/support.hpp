@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -55,8 +56,10 @@ inline int32_t alignment_of(void const* data) {
 // Of a place that many bytes into an allocation of torch's, whose alignment is more.
 inline int32_t alignment_within(int64_t bytes) { return static_cast<int32_t>((bytes | 16) & -(bytes | 16)); }
 
+// Of a tensor with kDims dimensions.
 inline void copy_strides(Tensor const& tensor, int64_t (&strides)[kDims]) {
-  for (int dim = 0; dim < kDims; ++dim) strides[dim] = tensor.stride(dim);
+  auto const own = tensor.strides();
+  std::copy(own.begin(), own.begin() + kDims, strides);
 }
 
 inline std::optional<convt3d_dtype> library_dtype(int32_t dtype) {

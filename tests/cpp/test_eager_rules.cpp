@@ -3,24 +3,27 @@
 // What the torch binding decides for eager calls (python/csrc/eager_rules.hpp), without torch.
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <vector>
+
 #include "eager_rules.hpp"
 
 namespace convt3d::binding {
 namespace {
 
-TEST(EagerRules, TriplesUnpackInOrder) {
-  EXPECT_EQ(unpack(0x10000100001), (std::vector<int64_t>{1, 1, 1}));
-  EXPECT_EQ(unpack(3 | int64_t{5} << 20 | int64_t{7} << 40), (std::vector<int64_t>{3, 5, 7}));
-  int64_t const most = (1 << 20) - 1;
-  EXPECT_EQ(unpack(most | most << 20 | most << 40), (std::vector<int64_t>{most, most, most}));
-}
-
-TEST(EagerRules, Options) {
-  int64_t const options = 10 + 256 + 512;
-  EXPECT_EQ(activation(options), 10);
-  EXPECT_EQ(add_order(options), 1);
-  EXPECT_EQ(precision(options), 1);
-  EXPECT_EQ(activation(2) + add_order(2) + precision(2), 2);
+TEST(EagerRules, SettingsInOrder) {
+  int64_t packed[kSettings];
+  for (int i = 0; i < kSettings - 1; ++i) packed[i] = 100 + i;
+  double const slope = 0.25;
+  std::memcpy(&packed[kSettings - 1], &slope, sizeof slope);
+  Settings const s = read_settings(packed);
+  int64_t const* const triples[] = {s.stride, s.padding, s.output_padding, s.dilation};
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(triples[i / 3][i % 3], 100 + i);
+  EXPECT_EQ(s.groups, 112);
+  EXPECT_EQ(s.activation, 113);
+  EXPECT_EQ(s.add_order, 114);
+  EXPECT_EQ(s.precision, 115);
+  EXPECT_EQ(s.negative_slope, slope);
 }
 
 TEST(EagerRules, KernelOfTheEnvironment) {

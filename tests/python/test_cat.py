@@ -293,6 +293,8 @@ def test_one_call_of_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
         return answer[0]
 
     monkeypatch.setattr(_native, "_native", _native.Native(forward=cat, quick=cat, quick_cat=cat))
+    monkeypatch.setattr(_native, "_settings", {})
+    monkeypatch.setattr(_native, "_tensor", list)  # a fake mode's tensors have no values
     monkeypatch.setattr(_cat, "cat_op", lambda *arguments: arguments)
     monkeypatch.setattr(_cat, "nothing_in_between", lambda tensors: True)  # fake tensors are
     torch.backends.cudnn.conv.fp32_precision = "tf32"
@@ -323,11 +325,11 @@ def test_one_call_of_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
         answer[0] = None
         arguments: Any = conv_transpose3d_cat(x, w, None, 2, skip=skip)
         assert arguments[-2] is skip and arguments[3] == (2, 2, 2)
-    two, one = 0x20000200002, 0x10000100001
     for index, call_ in enumerate(seen[:4]):
         assert call_[0] is skip and call_[1] == (index > 1) and call_[2] is x and call_[3] is w
-        # relu, the add after it, TF32
-        assert call_[4:] == (None, None, two, 1 << 20, 0, 1, one, 1 + (1 << 8) + (1 << 9), 0.5)
+        assert call_[4:6] == (None, None)
+        # Triples, groups, relu, the add after it, TF32, and the slope's bits.
+        assert call_[6] == [2, 2, 2, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0x3FE0000000000000]
 
 
 @pytest.mark.parametrize("taken", [True, False])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,11 +113,17 @@ def test_arguments_of_the_binding(bind: Callable[[Any], Binding], fake: FakeTens
     assert all(a is b or a == b for a, b in zip(call, expected, strict=True))
 
 
-def unpack(packed: int) -> tuple[int, int, int]:
-    return packed & 0xFFFFF, packed >> 20 & 0xFFFFF, packed >> 40
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of short calls as lists, since the tensors of a fake mode have no values; none is known."""
+    monkeypatch.setattr(_native, "_settings", {})
+    monkeypatch.setattr(_native, "_tensor", list)
 
 
-def test_packed_arguments(bind: Callable[[Any], Binding], fake: FakeTensorMode) -> None:
+SLOPE = struct.unpack("q", struct.pack("d", 0.25))[0]
+
+
+def test_packed_settings(bind: Callable[[Any], Binding], fake: FakeTensorMode, settings: None) -> None:
     """The order and the codes of quick() in python/csrc/binding.cpp and eager_rules.hpp."""
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     t = on_cuda(CASE)
@@ -125,10 +132,8 @@ def test_packed_arguments(bind: Callable[[Any], Binding], fake: FakeTensorMode) 
     assert quick(CASE, t) is result
     (call,) = binding.calls
     assert all(a is b for a, b in zip(call[:4], (t.input, t.weight, t.bias, t.add), strict=True))
-    assert [unpack(v) for v in (call[4], call[5], call[6], call[8])] == [
-        (2, 2, 2), (1, 1, 1), (1, 1, 1), (1, 1, 1),
-    ]  # fmt: skip
-    assert (call[7], call[9], call[10]) == (1, 10 + (1 << 9), 0.25)
+    usual = [2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert call[4] == [*usual, 10, 0, 1, SLOPE]
     after = replace(
         CASE,
         add_order="after",
@@ -138,14 +143,43 @@ def test_packed_arguments(bind: Callable[[Any], Binding], fake: FakeTensorMode) 
         padding=(3, 0, 1),
     )
     quick(after, t)
-    assert [unpack(v) for v in binding.calls[-1][4:6]] == [(1, 2, 3), (3, 0, 1)]
-    assert binding.calls[-1][9] == 2 + (1 << 8)
+    assert binding.calls[-1][4] == [1, 2, 3, 3, 0, 1, *usual[6:], 2, 1, 0, SLOPE]
     # 16-bit types have no such precision.
     quick(CASE, on_cuda(replace(CASE, dtype=torch.float16)))
-    assert binding.calls[-1][9] == 10
+    assert binding.calls[-1][4][-4:] == [10, 0, 0, SLOPE]
     for activation, spec in ACTIVATIONS.items():
         quick(replace(CASE, activation=activation), t)
-        assert binding.calls[-1][9] == spec.code + (1 << 9)
+        assert binding.calls[-1][4][-4:] == [spec.code, 0, 1, SLOPE]
+
+
+def test_settings_are_packed_once(
+    bind: Callable[[Any], Binding], fake: FakeTensorMode, settings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal ones of equal types are known, other objects or not; and no more are kept than a few."""
+    t = on_cuda(CASE)
+    binding = bind(torch.empty(1))
+    monkeypatch.setattr(_native, "_MOST_SETTINGS", 3)
+
+    def run(*triples: Any, slope: Any = 0.5, groups: Any = 1) -> Any:
+        made = _native.quick(
+            (t.input, t.weight, None, None), triples, groups, "before", "leaky_relu", slope, "tf32"
+        )
+        return None if made is None else binding.calls[-1][4]
+
+    two = [2, 2, 2]
+    first = run(tuple(two), 0, 0, 1)
+    assert run(tuple(two), 0, 0, 1) is first
+    assert run(tuple(two), 0, 0, 1, slope=float("0.5")) is first
+    assert run(2, 0, 0, 1) == first
+    for stride in ((2, True, 2), (2, 2.0, 2), torch.Size([2, 2, 2]), 2.0):
+        assert run(stride, 0, 0, 1) is None
+    assert run(2, 0, 0, True) is None and run(2, False, 0, 1) is None
+    assert run(2, 0, 0, 1, groups=True) is None and run(2, 0, 0, 1, slope=1) is None
+    zero, negative = run(2, 0, 0, 1, slope=0.0), run(2, 0, 0, 1, slope=-0.0)
+    assert zero[-1] == 0 and negative[-1] == -(1 << 63)
+    for padding in range(10):
+        assert run(2, padding, 0, 1)[3:6] == [padding] * 3
+        assert len(_native._settings) <= 3
 
 
 @pytest.mark.parametrize(
