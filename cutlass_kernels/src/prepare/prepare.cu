@@ -32,25 +32,26 @@ struct RoundTf32 {
 
 // Elements are moved as unsigned integers of their size: nothing but the rounding looks at their value.
 template <class T, class Convert>
-__device__ void prepare_filter(Params const& p, int64_t first, int64_t step) {
+__device__ void prepare_filter(Params const& p, unsigned first, unsigned step) {
   auto const* weight = static_cast<T const*>(p.weight);
   auto* filter = static_cast<T*>(p.filter);
+  unsigned const size = unsigned(p.filter_size);  // launch() bounds it: 64-bit divisions would take most of the time
   int index = 0;
-  for (int64_t i = first; i < p.filter_size; i += step) {
+  for (unsigned i = first; i < size; i += step) {
     while (index + 1 < p.class_count && i >= p.classes[index + 1].begin) ++index;
     FilterClass const& c = p.classes[index];
-    int64_t rest = i - c.begin;
-    int const channel = int(rest % p.c_channels_padded);
-    rest /= p.c_channels_padded;
+    unsigned rest = i - unsigned(c.begin);
+    int const channel = int(rest % unsigned(p.c_channels_padded));
+    rest /= unsigned(p.c_channels_padded);
     int64_t offset = 0;
 #pragma unroll
     for (int axis = 2; axis >= 0; --axis) {
-      int const tap = c.first_tap[axis] + int(rest % c.taps[axis]) * c.tap_step[axis];
-      rest /= c.taps[axis];
+      int const tap = c.first_tap[axis] + int(rest % unsigned(c.taps[axis])) * c.tap_step[axis];
+      rest /= unsigned(c.taps[axis]);
       offset += tap * p.weight_stride[2 + axis];
     }
     T value = 0;
-    if (rest < p.k_channels && channel < p.c_channels) {
+    if (rest < unsigned(p.k_channels) && channel < p.c_channels) {
       value = weight[offset + rest * p.weight_stride[0] + channel * p.weight_stride[1]];
     }
     filter[i] = Convert{}(value);
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (unsigned block = blockIdx.x; block < unsigned(blocks); block += gridDim.x) {
     if (block < unsigned(filter_blocks)) {
-      prepare_filter<T, Convert>(p, int64_t(block) * kThreads + threadIdx.x, int64_t(filter_blocks) * kThreads);
+      prepare_filter<T, Convert>(p, block * kThreads + threadIdx.x, unsigned(filter_blocks) * kThreads);
     } else if (p.x_stride[1] == 1) {
       copy_x<T, Convert>(p, int64_t(block) - filter_blocks);
     } else {
@@ -177,7 +178,7 @@ cudaError_t launch(Params const& p, int element_size, bool round_tf32, cudaStrea
   }
   int64_t const blocks = filter_blocks + x_blocks;
   if (blocks == 0) return cudaSuccess;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (blocks > INT32_MAX || p.filter_size > INT32_MAX) return cudaErrorInvalidConfiguration;
   auto const grid = static_cast<unsigned>(std::min<int64_t>(blocks, max_blocks));
   int const all = static_cast<int>(blocks);
   int const fb = static_cast<int>(filter_blocks);
