@@ -43,6 +43,7 @@ using Tf32N32 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 32, 16>,
 using IeeeN64 = Config<float, float, Multiply3xTf32, Shape<64, 64, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3>;
 using IeeeN32 = Config<float, float, Multiply3xTf32, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3>;
 template <class Half> using HalfN64 = Config<Half, Half, Multiply, Shape<128, 64, 32>, Shape<32, 64, 32>, Shape<16, 8, 16>, 3, 3>;
+template <class Half> using HalfN128 = Config<Half, Half, Multiply, Shape<128, 128, 32>, Shape<64, 64, 32>, Shape<16, 8, 16>, 3, 2>;
 template <class Half> using HalfN32 = Config<Half, Half, Multiply, Shape<128, 32, 32>, Shape<32, 32, 32>, Shape<16, 8, 16>, 3, 4>;
 // clang-format on
 

@@ -16,5 +16,7 @@ LaunchFn f16_n64(bool channels_last);
 LaunchFn f16_n32(bool channels_last);
 LaunchFn bf16_n64(bool channels_last);
 LaunchFn bf16_n32(bool channels_last);
+LaunchFn f16_n128();  // channels contiguous alone
+LaunchFn bf16_n128();
 
 }  // namespace convt3d::sm80

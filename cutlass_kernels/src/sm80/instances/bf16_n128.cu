@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sm80/configs.hpp"
+#include "sm80/instance.hpp"
+#include "sm80/instances/instances.hpp"
+
+convt3d::sm80::LaunchFn convt3d::sm80::bf16_n128() { return &Instance<HalfN128<cutlass::bfloat16_t>, true>::launch; }
