@@ -86,7 +86,7 @@ def _load() -> Native:
         return Native(
             operators.forward.default,
             operators.forward_into.default,
-            operators.quick.default,
+            getattr(operators.quick.default, "_op", operators.quick.default),  # without the Python around it
             operators.quick_cat.default,
             operators.activation_backward_.default,
         )

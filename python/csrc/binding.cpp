@@ -14,7 +14,6 @@
 // They are registered for every backend at once, since a call that is not for this library has to answer "none" too.
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -233,30 +232,10 @@ bool describe_copy(Call const& call, convt3d_problem const& problem, Result cons
   return convt3d_copy_supported(&copy, nullptr, 0) == CONVT3D_OK;
 }
 
-// What the library says of device `index`, which is the current one. Asked once per device: properties are slow.
-convt3d_status device_of(int32_t index, convt3d_device& device, char* message) {
-  static std::array<std::atomic<uint64_t>, 64> known{};
-  bool const cacheable = index >= 0 && index < static_cast<int32_t>(known.size());
-  if (cacheable) {
-    uint64_t const packed = known[index].load(std::memory_order_relaxed);
-    if (packed != 0) {
-      device = {static_cast<int32_t>(packed >> 32), static_cast<int32_t>(packed & UINT32_MAX)};
-      return CONVT3D_OK;
-    }
-  }
-  convt3d_status const status = convt3d_current_device(&device, message, kMessageBytes);
-  if (status == CONVT3D_OK && cacheable) {
-    uint64_t const packed = static_cast<uint64_t>(static_cast<uint32_t>(device.compute_capability)) << 32 |
-                            static_cast<uint32_t>(device.multiprocessors);
-    known[index].store(packed, std::memory_order_relaxed);
-  }
-  return status;
-}
-
 // Plans on the current device. A status that is not OK comes with a message.
 convt3d_status make_plan(Call const& call, convt3d_problem const& problem, convt3d_plan& plan, char* message) {
   convt3d_device device{};
-  convt3d_status const status = device_of(call.input.get_device_index(), device, message);
+  convt3d_status const status = convt3d_current_device(&device, message, kMessageBytes);
   if (status != CONVT3D_OK) return status;
   return convt3d_make_plan(&problem, static_cast<convt3d_kernel>(call.kernel), &device, &plan, message, kMessageBytes);
 }
