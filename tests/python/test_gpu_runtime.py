@@ -295,7 +295,8 @@ def test_report_22_another_device_everywhere() -> None:
         found.append(CASE.call(there))
         torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(1), torch.cuda.graph(graph):
+    # The default capture stream belongs to the device of the process's first graph.
+    with torch.cuda.device(1), torch.cuda.graph(graph, stream=torch.cuda.Stream("cuda:1")):
         captured = CASE.call(there)
     assert torch.cuda.current_device() == 0
     captured.fill_(float("nan"))

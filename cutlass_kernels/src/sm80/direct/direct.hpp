@@ -14,9 +14,11 @@ constexpr int kVoxels = 32;   // of one residue class, per thread block: one for
 constexpr int kChannels = 4;  // output channels per thread block
 constexpr int kSlices = 8;    // of the input channels: one for each warp
 
-/// What this kernel is given at most: products (of a live tap, an input and an output channel each), outputs, and taps
-/// of the kernel. Beyond that the tensor cores are done earlier, pre-pass and second launch included.
+/// What this kernel is given at most: products (of a tap, an input and an output channel each) in all and for one
+/// output, outputs, and taps of the kernel. Beyond that it takes longer than the pre-pass and the tensor cores together
+/// (docs/performance-log.md): a warp fetches an output's operands in few, dependent steps.
 constexpr int64_t kMaxProducts = int64_t{1} << 22;
+constexpr int64_t kMaxProductsOfOutput = 128;
 constexpr int64_t kMaxOutputs = int64_t{1} << 16;
 constexpr int64_t kMaxTaps = 64;
 constexpr int64_t kMaxExtent = int64_t{1} << 16;  // of a size, a padding or a reach: coordinates stay within 32 bits
@@ -36,10 +38,14 @@ constexpr bool takes(Problem const& p) {
   for (int64_t extent : y.v) outputs = capped_product(outputs, extent, kMaxOutputs);
   if (capped_product(capped_product(w[2], w[3], kMaxTaps), w[4], kMaxTaps) > kMaxTaps) return false;
   if (products > kMaxProducts || outputs > kMaxOutputs || outputs == 0) return false;
+  int64_t of_output = p.in_channels;
   for (int axis = 0; axis < 3; ++axis) {
+    int64_t const step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
+    of_output *= (p.kernel[axis] + step - 1) / step;  // the most taps of a class; bounded by the products
     int64_t const reach = capped_product(p.kernel[axis], p.dilation[axis], kMaxExtent);
     if (y[2 + axis] > kMaxExtent || p.padding[axis] > kMaxExtent || reach > kMaxExtent) return false;
   }
+  if (of_output > kMaxProductsOfOutput) return false;
   return (y[1] + kChannels - 1) / kChannels <= 65535;  // the grid's third dimension
 }
 
