@@ -81,9 +81,9 @@ FamilyList compiled_families() {
 #if CONVT3D_WITH_CUDA
   static Family const* const families[] = {
 #if CONVT3D_WITH_SM90
-    sm90_family(),
+      sm90_family(),
 #endif
-    sm80_family(),
+      sm80_family(),
   };
   return {families, sizeof(families) / sizeof(families[0]), sm80_small_family()};
 #else
