@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from convt3d import _aten, fuse, unfuse
@@ -197,3 +198,52 @@ def test_saving_hooks_go_on_within(deferred: list[str]) -> None:
         out = model(x, skip)
     assert deferred == ["relu"] and any(t is x or t.shape == x.shape for t in saved)
     out.sum().backward()
+
+
+# --- transforms --------------------------------------------------------------------------------------------
+
+
+def of_grad(y: Tensor, skip: Tensor) -> Any:
+    return torch.func.grad(lambda s: F.relu(y + s).square().sum())(skip), y * 2
+
+
+def of_vmap(y: Tensor, skip: Tensor) -> Any:
+    return torch.func.vmap(lambda s: F.relu(y[0] + s))(skip), torch.func.vmap(torch.tanh)(y), y * 2
+
+
+def of_jvp(y: Tensor, skip: Tensor) -> Any:
+    return *torch.func.jvp(lambda s: F.relu(y + s), (skip,), (skip,)), y * 2
+
+
+def of_nested(y: Tensor, skip: Tensor) -> Any:
+    return torch.func.grad(lambda s: torch.func.vmap(lambda t: (y + t).square().sum())(s).sum())(skip), y * 2
+
+
+def of_dual_level(y: Tensor, skip: Tensor) -> Any:
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(F.relu(y + forward_ad.make_dual(skip, skip)))
+        return *(t.clone() for t in dual), y * 2
+
+
+@pytest.mark.parametrize("use", [of_grad, of_vmap, of_jvp, of_nested, of_dual_level])
+def test_transform_that_begins_behind_the_convolution(use: Callable[[Tensor, Tensor], Any]) -> None:
+    class Uses(Residual):
+        use: Any = None
+
+        def forward(self, x: Tensor, skip: Tensor) -> Any:
+            y = self.up(x)
+            return self.act(y + skip) if self.use is None else self.use(y, skip)
+
+    model = Uses()
+    results = []
+    for fused in (False, True):
+        if fused:
+            model.use = None
+            fuse(model)
+            assert model.up.convt3d_plan  # type: ignore[truthy-function]
+        model.use = use
+        model.zero_grad()
+        out = model(*inputs())
+        out[-1].square().sum().backward()
+        results.append([*out, *(p.grad for p in model.parameters())])
+    assert_close(results[1], results[0], 1e-5)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
 
 from .._precision import conv_fp32_setting
 
@@ -23,6 +25,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
 _fp32_precision = _C._get_fp32_precision_getter
+_transform = _C._functorch.peek_interpreter_stack
 _saving_hooks = _C._autograd._top_saved_tensors_default_hooks
 
 
@@ -43,6 +46,7 @@ class Ambience(NamedTuple):
     autocast_dtype: torch.dtype | None  # None: autocast is off
     switches: tuple[str | bool, ...]  # fp32 precision; on a GPU cuDNN's enabled, benchmark, deterministic
     saving: tuple[Any, Any] | None  # the hooks through which autograd saves tensors
+    transformed: bool  # in a torch.func transform, or in a level of forward-mode AD
 
     @staticmethod
     def current(device: torch.device) -> Ambience:
@@ -58,6 +62,7 @@ class Ambience(NamedTuple):
                 torch.get_autocast_dtype(kind) if _is_autocast_enabled(kind) else None,
                 current_switches(kind),
                 _saving_hooks(False) if grad else None,
+                _transform() is not None or forward_ad._current_level >= 0,
             ),
         )
 
@@ -69,6 +74,8 @@ class Ambience(NamedTuple):
             RuntimeError: the capture of a CUDA graph has begun or ended in between.
         """
         with (
+            # Nothing is deferred inside a transform, so the tensors are those of none.
+            temporarily_clear_interpreter_stack() if now.transformed else contextlib.nullcontext(),
             _work_goes_to(self.place, now.place),
             _switched(self.switches, now.switches, self.device.type),
             self.modes(),
@@ -127,8 +134,8 @@ def current_place(device: torch.device) -> Place | None:
 
 
 def saved_plainly() -> contextlib.AbstractContextManager[None]:
-    """Keeps hooks that came later, a checkpoint's, from what the call saves: that is no part of what they count
-    in forward and again when they recompute. The noted hooks may be over by now."""
+    """Keeps hooks that came later, a checkpoint's, from what the call saves: that is no part of what they
+    count in forward and again when they recompute. The noted hooks may be over by now."""
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 

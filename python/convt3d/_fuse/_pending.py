@@ -127,7 +127,7 @@ class PendingTensor(torch.Tensor):
             if taken is not None:
                 return taken
         # A checkpoint that recomputes takes what was saved in it, and that may be a pending tensor, with
-        # detach(). In forward it did not look into that: what the convolution saves does not count here either.
+        # detach(). In forward it did not look into that: what the convolution saves does not count here.
         if func is _detach and sys._getframe(1).f_globals.get("__name__") == _checkpoint:
             with saved_plainly():
                 args[0].resolve()
