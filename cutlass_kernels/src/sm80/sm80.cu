@@ -62,11 +62,21 @@ size_t workspace_bytes(Problem const& p, convt3d_device const&) {
   return element_count(y_shape(p)) == 0 ? 0 : size_t(operand_layout(p).total_bytes);
 }
 
-// Whether the current device knows programmatic dependent launches. Where it cannot be asked, the launch will tell.
+// Whether the code in here that a device of compute capability 9.0 runs was compiled for it. Code for SM80 has no
+// instruction to wait for the kernel before, and a launch that may start early would race with it.
+constexpr bool waits_on_sm90() {
+  for (int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture == 900) return true;
+  }
+  return false;
+}
+
+// Whether the kernel may start while the pre-pass still runs. Newer devices run the code of SM80. Where the device
+// cannot be asked, the launch will tell.
 bool starts_early() {
   int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+  return waits_on_sm90() && cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
 }
 
 Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* condition, int multiprocessors,
