@@ -7,12 +7,15 @@ import copy
 import io
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations, parametrize
 
 from convt3d import FusedConvTranspose3d, fuse, fuse_report, unfuse
@@ -157,6 +160,47 @@ def test_hooks_see_what_they_saw(where: str, when: str, kind: str) -> None:
     assert_close(seen["model"], seen["twin"], 1e-5)
     assert_close(grads[0], grads[1], 1e-5)
     assert len(seen["model"]) == 1
+
+
+@pytest.mark.parametrize("where", ["conv5", "conv5.1"])
+def test_hooks_after_fuse_see_a_tensor(where: str, deferred: list[str]) -> None:
+    """A module that the result passes has hooks now, such as fully_shard's. So in a copy of the model."""
+    model = fuse(spiced(StereoLike()).eval())
+    copied = copy.deepcopy(model)
+    kept: list[Any] = []
+    for net in (model, copied):
+        handle = net.get_submodule(where).register_forward_hook(lambda m, args, out: kept.append((args, out)))
+        net(*inputs())
+        assert deferred == []
+        (args, out), *rest = kept
+        assert rest == [] and type(args[0]) is Tensor and type(out) is Tensor
+        handle.remove()
+        kept.clear()
+        net(*inputs())
+        assert deferred == ["relu"] and kept == []
+        deferred.clear()
+
+
+def test_fully_shard_after_fuse(tmp_path: Path) -> None:
+    """The stage frees its weights as soon as its forward ends."""
+    x, skip = inputs()
+    model = spiced(StereoLike()).eval()
+    wanted = model(x, skip)
+    wanted.square().sum().backward()
+    grads = [p.grad for p in model.parameters()]
+    model = fuse(copy.deepcopy(model))
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        fully_shard(model.conv5, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model.zero_grad()
+        found = model(x, skip)
+        found.square().sum().backward()
+        assert_close(found, wanted, 1e-5)
+        assert_close([p.grad.to_local() for p in model.parameters()], grads, 1e-5)  # type: ignore[union-attr]
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_hooks_are_named_in_the_report() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
     precision = None
     convt3d_plan: tuple[str, ...] = ()
     convt3d_exits: int = 0  # of modules around this one, before the plan's end
+    convt3d_watched: tuple[Mapping[int, Any], ...] = ()  # hooks of the modules that the result passes
 
     def forward(  # type: ignore[override]
         self, input: Tensor, output_size: Sequence[int] | None = None
@@ -60,6 +61,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             or self._forward_hooks
             or self._backward_hooks
             or self._backward_pre_hooks
+            or any(self.convt3d_watched)
             or _globals._global_forward_hooks
             or _globals._global_forward_pre_hooks
             or _globals._global_backward_hooks

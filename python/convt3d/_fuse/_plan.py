@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,12 +34,14 @@ class Plan:
     Attributes:
         nodes: of the graph, by step.
         exits: how many of the modules around the convolution end before the plan does.
+        passed: the modules that the result leaves and enters on the way, the convolution aside.
     """
 
     steps: tuple[str, ...]
     reason: str
     nodes: tuple[tuple[fx.Node, ...], ...] = ()
     exits: int = 0
+    passed: tuple[nn.Module, ...] = ()
 
 
 def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[nn.ConvTranspose3d, Plan]]:
@@ -52,7 +55,15 @@ def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[n
     for node in graph.nodes:
         module = planner.module(node)
         if isinstance(module, nn.ConvTranspose3d):
-            yield module, planner.plan(node)
+            plan = planner.plan(node)
+            chain = [node, *(n for nodes in plan.nodes for n in nodes)]
+            around = {call for call, name in _stack(node).items() if name != node.target}
+            exits = max(len(around.difference(_stack(n))) for n in chain)
+            passed = {
+                name: None for pair in pairwise(chain) for name in _passed(*pair) if name != node.target
+            }
+            modules = tuple(root.get_submodule(name) for name in passed)
+            yield module, replace(plan, exits=exits, passed=modules)
 
 
 class Planner:
@@ -110,9 +121,7 @@ class Planner:
             steps.pop()
             chain.pop()
         self.claimed.update(chain[1:])
-        around = {call for call, name in _stack(conv).items() if name != conv.target}
-        exits = max(len(around.difference(_stack(node))) for node in chain)
-        return Plan(tuple(steps), reason, tuple(by_step[: len(steps)]), exits)
+        return Plan(tuple(steps), reason, tuple(by_step[: len(steps)]))
 
     def _next(self, node: fx.Node, steps: list[str]) -> tuple[str, list[fx.Node], list[fx.Node]] | str:
         """The name, the nodes and the other operands of the step that follows; or why there is none."""
@@ -211,11 +220,7 @@ class Planner:
 
     def unseen_between(self, node: fx.Node, user: fx.Node) -> str | None:
         """A reason if a hook sees the tensor on its way from ``node`` to ``user``."""
-        left, entered = _stack(node), _stack(user)
-        names = [name for call, name in left.items() if call not in entered]
-        names += [name for call, name in entered.items() if call not in left]
-        names += [str(n.target) for n in (node, user) if n.op == "call_module"]
-        for name in names:
+        for name in _passed(node, user):
             if has_hooks(self.root.get_submodule(name)):
                 return f"then a hook of {name!r} sees the result"
         return None
@@ -330,6 +335,14 @@ def _stack(node: fx.Node) -> dict[str, str]:
     """The names of the modules around ``node``, by a key of the call."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack", {})
     return {call: value[0] for call, value in stack.items() if value[0]}
+
+
+def _passed(node: fx.Node, user: fx.Node) -> list[str]:
+    """The names of the modules that a tensor leaves and enters on its way from ``node`` to ``user``."""
+    left, entered = _stack(node), _stack(user)
+    names = [name for call, name in left.items() if call not in entered]
+    names += [name for call, name in entered.items() if call not in left]
+    return names + [str(n.target) for n in (node, user) if n.op == "call_module"]
 
 
 def _count(user: fx.Node, node: fx.Node) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def has_hooks(module: nn.Module) -> bool:
     """Whether code outside the module sees what goes in or comes out."""
     return any(getattr(module, name, None) for name in _HOOKS)
+
+
+def hooks_of(modules: Iterable[nn.Module]) -> tuple[Mapping[int, Any], ...]:
+    """Where hooks of ``modules`` will be found.
+
+    Not the modules themselves: a copy of one that holds this would copy them, too. A copy of the whole model
+    refers to its own modules' hooks.
+    """
+    return tuple(module.__dict__[name] for module in modules for name in _HOOKS if name in module.__dict__)
 
 
 def holds_conv(module: nn.Module) -> bool:
