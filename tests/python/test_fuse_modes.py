@@ -256,6 +256,50 @@ def test_tracing_leaves_nothing_behind() -> None:
             assert module.__dict__[key] is value
 
 
+class Keeps(nn.Module):
+    """Grad-CAM's pattern: a feature map stays within reach, and gradients are asked of it."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.up = up()
+        self.where = where
+        self.features: Any = None
+        self.by_name: dict[str, Tensor] = {}
+        self.each: list[Tensor] = []
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        y = self.up(x)
+        if self.where == "attribute":
+            self.features = y
+        elif self.where == "dict":
+            self.by_name["up"] = y
+        elif self.where == "list":
+            self.each.append(y)
+        return F.relu(y + skip)
+
+    def kept(self) -> Tensor:
+        return {"attribute": [self.features], "dict": list(self.by_name.values()), "list": self.each}[
+            self.where
+        ][0]
+
+
+@pytest.mark.parametrize("where", ["attribute", "dict", "list"])
+@pytest.mark.parametrize("example", [False, True])
+def test_a_result_that_a_module_keeps(where: str, example: bool) -> None:
+    model = Keeps(where)
+    fuse(model, inputs() if example else None)
+    assert fuse_report(model)["up"].fused == () and "2 times" in fuse_report(model)["up"].reason
+    if not example:
+        assert model.features is None and model.by_name == {} and model.each == []
+    model.each.clear()
+    out = model(*inputs())
+    (found,) = torch.autograd.grad(out.square().sum(), model.kept())
+    model.each.clear()
+    out = unfuse(model)(*inputs())
+    (wanted,) = torch.autograd.grad(out.square().sum(), model.kept())
+    assert_close(found, wanted)
+
+
 def test_errors_of_the_example_run_are_the_models() -> None:
     model = Untraceable()
     with pytest.raises(RuntimeError, match="channels"):

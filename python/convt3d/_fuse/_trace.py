@@ -8,6 +8,7 @@ branch) costs a fusion, not a result.
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -88,13 +89,16 @@ def _first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _left_as_found(model: nn.Module) -> Iterator[None]:
     """Undoes what a forward with stand-ins for tensors may leave behind; hides the hooks from it."""
-    found = []
+    found: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue  # a leaf of the trace; its attributes live in C++
-        parts: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for part in (module._parameters, module._buffers, module._modules):
-            parts.append((part, dict(part)))
+        # The parts, and what else a forward may put something into.
+        parts: list[tuple[Any, Any]] = [
+            (part, copy.copy(part))
+            for name, part in module.__dict__.items()
+            if type(part) in (dict, OrderedDict, list, set) and "hooks" not in name
+        ]
         found.append((module, dict(module.__dict__), parts))
         for name in _HOOKS:
             module.__dict__[name] = OrderedDict()
@@ -107,8 +111,11 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
             module.__dict__.clear()
             module.__dict__.update(attributes)
             for part, content in parts:
-                part.clear()
-                part.update(content)
+                if isinstance(part, list):
+                    part[:] = content
+                else:
+                    part.clear()
+                    part.update(content)
 
 
 Region = tuple[nn.Module, fx.Graph]  # names in the graph are relative to the module
@@ -139,12 +146,39 @@ def symbolic_graphs(model: nn.Module) -> tuple[list[Region], dict[nn.Module, str
                 opaque[root] = _first_line(error)
                 waiting += root.children()
                 continue
+            _use_what_is_kept(graph, root, lambda item: item.node if isinstance(item, fx.Proxy) else None)
             regions.append((root, graph))
             for module, reason in tracer.opaque.items():
                 if holds_conv(module):
                     opaque[module] = reason
                     waiting += module.children()
     return regions, opaque
+
+
+def _use_what_is_kept(graph: fx.Graph, root: nn.Module, node_of: Callable[[Any], fx.Node | None]) -> None:
+    """Makes a module that keeps a tensor, as Grad-CAM's do (``self.features = y``), one of its users."""
+    present = set(graph.nodes)
+    for module in root.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        kept = {node_of(item): None for item in _held(module.__dict__)}
+        nodes = [node for node in kept if node in present]  # not those of an earlier attempt
+        if nodes:
+            with graph.inserting_before(next(iter(reversed(graph.nodes)))):
+                graph.call_function(kept_by_a_module, tuple(nodes))
+
+
+def _held(item: Any, depth: int = 3) -> Iterator[Any]:
+    """What lists, tuples and dicts hold, to some depth: they may hold each other."""
+    if isinstance(item, (dict, list, tuple)) and depth:
+        for part in item.values() if isinstance(item, dict) else item:
+            yield from _held(part, depth - 1)
+    else:
+        yield item
+
+
+def kept_by_a_module(*tensors: Any) -> None:
+    """Stands in a graph for a module that keeps tensors."""
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -247,6 +281,9 @@ def recorded_graph(model: nn.Module, example_inputs: Any) -> fx.Graph:
             with recorder:
                 out = model(*args, **kwargs)
         recorder.finish(out)
+        _use_what_is_kept(
+            recorder.graph, model, lambda item: recorder.nodes.get(item) if isinstance(item, Tensor) else None
+        )
     finally:
         for handle in handles:
             handle.remove()
