@@ -357,6 +357,47 @@ def test_changes_in_place(what: str, fused: tuple[str, ...], traced: bool) -> No
     assert entry.fused == fused
 
 
+class Opaque(nn.Module):
+    """Does not trace, and changes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clip = nn.ReLU6(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 1e9 else self.clip(x)  # type: ignore[no-any-return]
+
+
+class CallsOpaque(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.up = up()
+        self.opaque = Opaque()
+        self.what = what
+
+    def forward(self, x: Tensor, skip: Tensor) -> Any:
+        y = self.up(x)
+        if self.what == "skip":
+            y = y + skip
+        changed = self.opaque(x if self.what == "input" else skip)
+        return F.relu(y + skip if self.what == "input" else y), changed
+
+
+def test_an_operator_that_changes_its_argument() -> None:
+    entry = check_same(Tail(lambda t, s: (F.relu(t + s), torch.ops.aten.add_(s, 1))), inputs(), grads=False)[
+        "up"
+    ]
+    assert entry.fused == ("add",) and "add_" in entry.reason
+    entry = check_same(Tail(lambda t, s: torch.ops.aten.add(s, 1) + F.relu(t + s)), inputs())["up"]
+    assert entry.fused == ("add", "relu")
+
+
+@pytest.mark.parametrize(("what", "fused"), [("input", ()), ("skip", ("add",))])
+def test_changes_in_place_that_no_graph_shows(what: str, fused: tuple[str, ...]) -> None:
+    entry = check_same(CallsOpaque(what), inputs(), grads=False)["up"]
+    assert entry.fused == fused and "'opaque' changes in place" in entry.reason
+
+
 def test_a_change_that_was_not_planned_is_an_error_not_a_wrong_value() -> None:
     class Sneaky(nn.Module):
         sneak = False

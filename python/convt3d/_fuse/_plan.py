@@ -72,6 +72,7 @@ class Planner:
     def __init__(self, root: nn.Module, graph: fx.Graph, at_the_end: str) -> None:
         self.root = root
         self.at_the_end = at_the_end
+        self._inplace_inside: dict[nn.Module, bool] = {}
         self.position = {node: index for index, node in enumerate(graph.nodes)}
         self.mutations = [(node, target) for node in graph.nodes for target in self._changed_operands(node)]
         self.claimed: set[fx.Node] = set()
@@ -245,6 +246,12 @@ class Planner:
             for argument in node.target._schema.arguments:
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     collect(given.get(argument.name))
+        elif isinstance(node.target, torch._ops.OpOverloadPacket):
+            names: list[str] = node.target.overloads()  # type: ignore[no-untyped-call]
+            declared = [a for name in names for a in getattr(node.target, name)._schema.arguments]
+            # out= aside, which is seen above.
+            if any(a.alias_info is not None and a.alias_info.is_write and not a.kwarg_only for a in declared):
+                found += node.all_input_nodes
         step = self.step(node)
         arguments = (step.arguments if step is not None and step.name == BATCH_NORM else None) or {}
         if arguments.get("training", False) is not False:
@@ -252,10 +259,19 @@ class Planner:
         collect(self._changed_in_place(node))
         return found
 
+    def _is_inplace_inside(self, module: nn.Module) -> bool:
+        known = self._inplace_inside.get(module)
+        if known is None:
+            known = any(getattr(m, "inplace", False) for m in module.modules() if m is not module)
+            self._inplace_inside[module] = known
+        return known
+
     def _changed_in_place(self, node: fx.Node) -> Any:
         """The argument that a method or function changes by what its name or ``inplace`` says."""
         module = self.module(node)
         if module is not None:
+            if self._is_inplace_inside(module):
+                return node.all_input_nodes  # it was not looked into, so any of them
             inplace = bool(getattr(module, "inplace", False))
         else:
             name = _function_name(node)
