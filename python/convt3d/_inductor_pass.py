@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,33 +78,58 @@ def fuse_graph(graph: fx.Graph, device_types: Collection[str]) -> int:
     Every tensor node must have its fake tensor in ``meta["example_value"]``; the others are left alone.
     """
     planner = _GraphPlanner(graph)
-    count = 0
-    for node in list(graph.nodes):
-        call = _Call.of(node, device_types)
-        if call is not None and call.take(planner):
-            last = call.chain[-1]
-            planner.position[call.replace(graph)] = planner.position[last]
-            count += 1
-    if count:
+    # All are planned before the first is replaced: what the planner knows of changes in place and of shared
+    # memory is about the graph as it came.
+    calls = [_Call.of(node, device_types) for node in graph.nodes]
+    taken = [call for call in calls if call is not None and call.take(planner)]
+    replaced: dict[fx.Node, fx.Node] = {}
+    for call in taken:
+        replaced[call.chain[-1]] = call.replace(graph, replaced)
+    if taken:
         graph.lint()
-    return count
+    return len(taken)
 
 
 class _GraphPlanner(Planner):
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__(graph.owning_module or torch.nn.Module(), graph, "then the graph's output")
         self.has_views = any(_is_view(node) for node in graph.nodes)
+        self._widened: dict[fx.Node, set[fx.Node]] = {}
+        self._inputs = {node for node in graph.nodes if _is_input(node)}
         self._ambience = [position for node, position in self.position.items() if _changes_ambience(node)]
 
     def reads(self, conv: fx.Node) -> list[fx.Node]:
         return conv.all_input_nodes
 
-    def _storage(self, node: fx.Node) -> set[fx.Node]:
+    def storage(self, node: fx.Node) -> set[fx.Node]:
         """Inputs of a graph may be views of one tensor: those of one type count as one (not parameters and
         buffers)."""
-        found = super()._storage(node)
-        dtypes = {_example_dtype(n) for n in found if _is_input(n)}
-        return found | {n for n in self.position if _is_input(n) and _example_dtype(n) in dtypes}
+        if node not in self._widened:
+            found = super().storage(node)
+            dtypes = {_example_dtype(n) for n in found if n in self._inputs}
+            self._widened[node] = found | {n for n in self._inputs if _example_dtype(n) in dtypes}
+        return self._widened[node]
+
+    def is_fresh(self, node: fx.Node) -> bool:
+        return node.target in (forward_op, cat_op) or super().is_fresh(node)
+
+    def changed_by(self, node: fx.Node) -> list[fx.Node]:
+        module = self.module(node)
+        if module is None or all(type(m).__module__.startswith("torch.nn.") for m in module.modules()):
+            return super().changed_by(node)
+        return node.all_input_nodes
+
+    def changes_unseen(self, node: fx.Node) -> bool:
+        """Whether the tensor was changed more often, while the graph was traced, than the graph shows.
+
+        A second net: tracing counts the changes, and a kind that is not known here must not go unseen.
+        """
+        value = _example(node)
+        if value is None or value.is_inference():  # whose changes torch does not count
+            return False
+        own = super().storage(node)
+        seen = sum(not own.isdisjoint(super(_GraphPlanner, self).storage(n)) for _, n in self.mutations)
+        return value._version > seen
 
     def unseen_between(self, node: fx.Node, user: fx.Node) -> str | None:
         """A reason if autocast or the gradient mode is switched in between."""
@@ -204,6 +229,9 @@ class _Call:
         inside = set(self.chain)
         if end == 0 or any(user not in inside for node in self.chain[:-1] for user in node.users):
             return False  # nothing to take in, or somebody asks for the shape of what there would not be
+        read = {node for link in self.chain for node in link.all_input_nodes} - inside
+        if any(map(planner.changes_unseen, read)):
+            return False
         was = _example(self.chain[-1])
         assert was is not None
         fake = self._fake()
@@ -301,21 +329,29 @@ class _Call:
         except (RuntimeError, ValueError, NotImplementedError, TypeError):
             return None
 
-    def replace(self, graph: fx.Graph) -> fx.Node:
-        """Puts the call in the place of the last of its nodes, takes these out, and returns its node."""
+    def replace(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        """Puts the call in the place of the last of its nodes, takes these out, and returns its node.
+
+        Args:
+            replaced: what earlier calls have put in the place of nodes that are arguments here.
+        """
         last = self.chain[-1]
-        weight, bias = self.arguments["weight"], self.arguments["bias"]
+
+        def now(argument: Any) -> Any:
+            return fx.map_arg(argument, lambda node: replaced.get(node, node))
+
+        weight, bias = now((self.arguments["weight"], self.arguments["bias"]))
         with graph.inserting_before(last):
             if self.batch_norm is not None:
                 names = ("running_mean", "running_var", "weight", "bias")
-                tensors = [self.batch_norm.get(name) for name in names]
+                tensors = now([self.batch_norm.get(name) for name in names])
                 eps = self.batch_norm.get("eps", 1e-5)
                 folded = graph.call_function(
                     fold_batch_norm, (weight, bias, self.arguments["groups"], *tensors, eps)
                 )
                 weight, bias = (graph.call_function(_item, (folded, index)) for index in (0, 1))
             target, arguments = self._operator(weight, bias)
-            new = graph.call_function(target, arguments)
+            new = graph.call_function(target, now(arguments))
         new.meta = {**last.meta, "example_value": self.out}
         last.replace_all_uses_with(new)
         for node in sorted(self.chain, reverse=True):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ._mutations import changed_operands, function_name, joined_operands
 from ._steps import (
     ADD,
     BATCH_NORM,
@@ -72,9 +73,14 @@ class Planner:
     def __init__(self, root: nn.Module, graph: fx.Graph, at_the_end: str) -> None:
         self.root = root
         self.at_the_end = at_the_end
-        self._inplace_inside: dict[nn.Module, bool] = {}
         self.position = {node: index for index, node in enumerate(graph.nodes)}
-        self.mutations = [(node, target) for node in graph.nodes for target in self._changed_operands(node)]
+        self.changed = {node: self.changed_by(node) for node in graph.nodes}
+        self.mutations = [(node, target) for node, targets in self.changed.items() for target in targets]
+        self._joined: dict[fx.Node, list[fx.Node]] = {}
+        for group in map(joined_operands, graph.nodes):
+            for node in group:
+                self._joined[node] = self._joined.get(node, []) + group
+        self._storages: dict[fx.Node, set[fx.Node]] = {}
         self.claimed: set[fx.Node] = set()
 
     def module(self, node: fx.Node) -> nn.Module | None:
@@ -228,65 +234,9 @@ class Planner:
 
     def _describe(self, node: fx.Node) -> str:
         module = self.module(node)
-        return _function_name(node) if module is None else f"{type(module).__name__} {str(node.target)!r}"
+        return function_name(node) if module is None else f"{type(module).__name__} {str(node.target)!r}"
 
     # --- changes in place ----------------------------------------------------------------------------------
-
-    def _changed_operands(self, node: fx.Node) -> list[fx.Node]:
-        """The nodes whose tensors ``node`` changes."""
-        found: list[fx.Node] = []
-
-        def collect(value: Any) -> None:
-            fx.map_arg(value, found.append)
-
-        collect(node.kwargs.get("out"))
-        if isinstance(node.target, torch._ops.OpOverload):
-            given = {**dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))}
-            given.update(node.kwargs)
-            for argument in node.target._schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    collect(given.get(argument.name))
-        elif isinstance(node.target, torch._ops.OpOverloadPacket):
-            names: list[str] = node.target.overloads()  # type: ignore[no-untyped-call]
-            declared = [a for name in names for a in getattr(node.target, name)._schema.arguments]
-            # out= aside, which is seen above.
-            if any(a.alias_info is not None and a.alias_info.is_write and not a.kwarg_only for a in declared):
-                found += node.all_input_nodes
-        step = self.step(node)
-        arguments = (step.arguments if step is not None and step.name == BATCH_NORM else None) or {}
-        if arguments.get("training", False) is not False:
-            collect([arguments.get(name) for name in ("running_mean", "running_var")])
-        collect(self._changed_in_place(node))
-        return found
-
-    def _is_inplace_inside(self, module: nn.Module) -> bool:
-        known = self._inplace_inside.get(module)
-        if known is None:
-            known = any(getattr(m, "inplace", False) for m in module.modules() if m is not module)
-            self._inplace_inside[module] = known
-        return known
-
-    def _changed_in_place(self, node: fx.Node) -> Any:
-        """The argument that a method or function changes by what its name or ``inplace`` says."""
-        module = self.module(node)
-        if module is not None:
-            if self._is_inplace_inside(module):
-                return node.all_input_nodes  # it was not looked into, so any of them
-            inplace = bool(getattr(module, "inplace", False))
-        else:
-            name = _function_name(node)
-            step = self.step(node)
-            inplace = (
-                (name.endswith("_") and not name.endswith("__"))
-                or name in _INPLACE_OPERATORS
-                or node.kwargs.get("inplace") is True
-                or (step is not None and step.inplace)
-            )
-        inputs = node.all_input_nodes
-        if not inplace or not inputs:
-            return None
-        first = node.args[0] if node.args else None
-        return first if isinstance(first, (fx.Node, list, tuple)) else inputs[0]
 
     def _changed(
         self, read: list[tuple[fx.Node, fx.Node]], end: fx.Node | None, chain: set[fx.Node]
@@ -297,31 +247,41 @@ class Planner:
                 continue
             for tensor, reader in read:
                 late = self.position[node] > self.position[reader]
-                if late and self._storage(target) & self._storage(tensor):
+                if late and self.storage(target) & self.storage(tensor):
                     return self._describe(node)
         return None
 
-    def _storage(self, node: fx.Node) -> set[fx.Node]:
+    def changed_by(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes whose tensors ``node`` changes."""
+        return changed_operands(node, self.module(node))
+
+    def storage(self, node: fx.Node) -> set[fx.Node]:
         """The nodes whose memory ``node`` may share, itself among them."""
+        if node not in self._storages:
+            self._storages[node] = self._find_storage(node)
+        return self._storages[node]
+
+    def _find_storage(self, node: fx.Node) -> set[fx.Node]:
         found: set[fx.Node] = set()
         waiting = [node]
         while waiting:
             current = waiting.pop()
             if current not in found:
                 found.add(current)
-                if not self._is_fresh(current):
+                waiting += self._joined.get(current, [])
+                if not self.is_fresh(current):
                     waiting += current.all_input_nodes
         return found
 
-    def _is_fresh(self, node: fx.Node) -> bool:
+    def is_fresh(self, node: fx.Node) -> bool:
         """Whether the result surely has memory of its own."""
-        if self._changed_operands(node):
+        if self.changed[node]:
             return False
         module = self.module(node)
         if module is not None:
             return isinstance(module, _FRESH_MODULES)
         step = self.step(node)
-        return (step is not None and step.name != DROPOUT) or _function_name(node) in _FRESH_FUNCTIONS
+        return (step is not None and step.name != DROPOUT) or function_name(node) in _FRESH_FUNCTIONS
 
 
 _FRESH_MODULES = (
@@ -337,12 +297,6 @@ _FRESH_FUNCTIONS = frozenset(
         "cat", "stack", "conv3d", "conv_transpose3d", "linear", "matmul", "interpolate", "instance_norm",
         "group_norm", "layer_norm", "batch_norm", "max_pool3d", "avg_pool3d", "prelu", "sub", "div", "clone",
         "zeros", "ones", "empty", "zeros_like",
-    }
-)  # fmt: skip
-_INPLACE_OPERATORS = frozenset(
-    {
-        "__setitem__", "setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul",
-        "iand", "ior", "ixor", "ilshift", "irshift",
     }
 )  # fmt: skip
 
@@ -365,12 +319,6 @@ def _count(user: fx.Node, node: fx.Node) -> int:
     hits: list[fx.Node] = []
     fx.map_arg((user.args, user.kwargs), lambda n: hits.append(n) if n is node else None)
     return len(hits)
-
-
-def _function_name(node: fx.Node) -> str:
-    if node.op == "call_function":
-        return str(getattr(node.target, "__name__", node.target))
-    return str(node.target)
 
 
 def _is_metadata(node: fx.Node) -> bool:
