@@ -300,6 +300,26 @@ def test_a_result_that_a_module_keeps(where: str, example: bool) -> None:
     assert_close(found, wanted)
 
 
+@torch.no_grad()
+def renorm(t: Tensor) -> Tensor:
+    t.data.mul_(2)
+    return t
+
+
+torch.fx.wrap("renorm")
+
+
+def test_decorators_of_torch_do_not_vouch_for_what_they_wrap() -> None:
+    class Renorm(Residual):
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            y = self.up(x)
+            renorm(x)
+            return self.act(y + skip)
+
+    entry = check_same(Renorm(), inputs(), grads=False)["up"]
+    assert entry.fused == () and "changes in place" in entry.reason
+
+
 def test_errors_of_the_example_run_are_the_models() -> None:
     model = Untraceable()
     with pytest.raises(RuntimeError, match="channels"):

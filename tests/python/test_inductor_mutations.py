@@ -130,6 +130,13 @@ def _opaque(t: Tensor) -> Tensor:
     return t.sum()
 
 
+@torch.compiler.allow_in_graph
+@torch.no_grad()
+def _decorated(t: Tensor) -> Tensor:
+    t.data.mul_(2)
+    return t
+
+
 def _checkpointed(x: Tensor) -> Tensor:
     out: Tensor = checkpoint.checkpoint(lambda t: t.add_(1).sum(), x, use_reentrant=False)
     return out
@@ -155,6 +162,8 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "aten-packet": lambda x: torch.ops.aten.mul_(x, 2),
     "checkpoint": _checkpointed,
     "allow-in-graph": _opaque,
+    "data-in-graph": _decorated,
+    "data": lambda x: x.data.mul_(2),
     "isub": lambda x: x.__isub__(1),
     "ipow": lambda x: x.__ipow__(2),
     "setitem": lambda x: torch.Tensor.__setitem__(x, 0, 1.0),
@@ -235,6 +244,10 @@ CALLS: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
     ("xy", triton_kernel_wrapper_mutation, (), {"kernel_idx": 0, "kwargs": {"a": "x", "b": "y"}}),
     ("xy", _elsewhere, (["x", "y"],), {}),
     ("x", _in_disguise, ("x",), {}),
+    ("x", torch.no_grad()(_elsewhere), ("x",), {}),
+    ("x", torch.no_grad()(_in_disguise), ("x",), {}),
+    ("x", torch.no_grad()(functools.partial(_elsewhere)), ("x",), {}),
+    ("", torch.no_grad()(F.relu), ("x",), {}),
     ("x", _Dirty.apply, ("x",), {}),
     ("x", "unheard_of", ("x",), {}),
     ("xy", torch.distributed.all_reduce, ("x", "y"), {}),

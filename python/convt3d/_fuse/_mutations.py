@@ -102,18 +102,33 @@ def _is_known(node: fx.Node) -> bool:
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return True
     if isinstance(target, types.FunctionType):
-        # Where it is written: __module__ is what functools.wraps has copied.
-        where = target.__globals__.get("__name__")
-    elif isinstance(target, (types.BuiltinFunctionType, type)):
-        where = target.__module__
-    elif isinstance(target, (types.MethodDescriptorType, types.WrapperDescriptorType)):
-        where = "torch" if target.__objclass__ in torch.Tensor.__mro__ else None
-    elif isinstance(target, types.MethodWrapperType):  # x.shape, recorded
-        where = "torch" if getattr(target.__self__, "__objclass__", None) in torch.Tensor.__mro__ else None
-    else:
-        where = None
-    root = str(where).partition(".")[0]
-    return root in _KNOWN and not str(where).startswith("torch.distributed")
+        return all(map(_is_from_known, _written_in(target)))
+    if isinstance(target, (types.BuiltinFunctionType, type)):
+        return _is_from_known(target.__module__)
+    if isinstance(target, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return target.__objclass__ in torch.Tensor.__mro__
+    if isinstance(target, types.MethodWrapperType):  # x.shape, recorded
+        return getattr(target.__self__, "__objclass__", None) in torch.Tensor.__mro__
+    return False
+
+
+def _written_in(function: Any) -> Iterator[Any]:
+    """The modules that wrote ``function`` and what it wraps.
+
+    A decorator's own module is only in the globals, what it decorates only in ``__module__``, which
+    functools.wraps copies, and along ``__wrapped__``.
+    """
+    seen = set()
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        if isinstance(function, types.FunctionType):
+            yield function.__globals__.get("__name__")
+        yield getattr(function, "__module__", None)
+        function = getattr(function, "__wrapped__", None)
+
+
+def _is_from_known(module: Any) -> bool:
+    return str(module).partition(".")[0] in _KNOWN and not str(module).startswith("torch.distributed")
 
 
 def _bindings(node: fx.Node) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
