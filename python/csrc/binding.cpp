@@ -4,9 +4,8 @@
 //
 //   convt3d_native::forward(...) -> Tensor?          the result, or none where no kernel takes the call
 //   convt3d_native::forward_into(out, ...) -> bool   the same into `out`, such as a slice of a larger tensor
-//   convt3d_native::quick(...) -> Tensor?            forward for eager calls: settings in one tensor, and it decides
-//   itself
-//                                                    what Python decides for forward
+//   convt3d_native::quick(...) -> Tensor?            forward for eager calls: settings in one tensor, and what Python
+//                                                    decides for forward is decided here
 //   convt3d_native::quick_cat(skip, ...) -> Tensor?  the same beside a copy of `skip`: torch.cat([y, skip], 1)
 //
 // (backward.cpp has one more.) They never raise for a bad or unsupported call, and write nothing then: Python does the
@@ -106,6 +105,14 @@ bool broadcast_strides(Tensor const& add, int64_t const (&shape)[kDims], int64_t
   return true;
 }
 
+// The bytes of a tensor; false where they do not fit 64 bits. Keeps dense_strides from overflowing.
+bool bytes_of(int64_t const (&shape)[kDims], int64_t bytes) {
+  for (int64_t extent : shape) {
+    if (extent < 0 || __builtin_mul_overflow(bytes, extent > 1 ? extent : 1, &bytes)) return false;
+  }
+  return true;
+}
+
 // Widens a result for the skip. False where the skip does not fit beside it.
 bool add_skip(Call const& call, Result& result) {
   Tensor const& skip = *call.skip;
@@ -119,18 +126,12 @@ bool add_skip(Call const& call, Result& result) {
   namespace rules = convt3d::binding;
   bool const channels_last = call.channels_last && several && rules::suggests_channels_last(dense(skip));
   int64_t const channels = result.shape[1];
-  result.shape[1] += skip.size(1);  // of tensors that are there: no overflow
+  // An expanded skip has more values than memory.
+  if (__builtin_add_overflow(channels, skip.size(1), &result.shape[1])) return false;
+  if (!bytes_of(result.shape, static_cast<int64_t>(call.input.element_size()))) return false;
   dense_strides(result.shape, channels_last, result.stride);
   result.y_offset = call.skip_first ? skip.size(1) * result.stride[1] : 0;
   result.skip_offset = call.skip_first ? 0 : channels * result.stride[1];
-  return true;
-}
-
-// The bytes of a tensor; false where they do not fit 64 bits. Keeps dense_strides from overflowing.
-bool bytes_of(int64_t const (&shape)[kDims], int64_t bytes) {
-  for (int64_t extent : shape) {
-    if (extent < 0 || __builtin_mul_overflow(bytes, extent > 1 ? extent : 1, &bytes)) return false;
-  }
   return true;
 }
 

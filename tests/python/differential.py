@@ -409,7 +409,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.cases < 1:
         parser.error("--cases must be at least 1")
-    jobs = options.jobs or (min(4, os.cpu_count() or 1) if options.device == "cuda" else 1)
+    jobs = options.jobs
+    if jobs is None:
+        jobs = min(4, os.cpu_count() or 1) if options.device == "cuda" else 1
     if jobs < 1:
         parser.error("--jobs must be at least 1")
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -259,62 +259,6 @@ def test_report_27_autocast(dtype: torch.dtype) -> None:
     assert_accurate(narrow, cast, out)
 
 
-needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-
-
-@needs_two_gpus
-@families
-@pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
-def test_report_22_device_guard(family: Family, channels_last: bool) -> None:
-    case = replace(case_for(family), input_channels_last=channels_last)
-    tensors = case.make("cuda:1")
-    assert torch.cuda.current_device() == 0
-    out = family.call(case, tensors)
-    assert out.device == torch.device("cuda:1")
-    assert torch.cuda.current_device() == 0
-    with torch.cuda.device(1):  # some of torch's own operators, ldexp among them, run on the current device
-        assert_accurate(case, tensors, out)
-    with pytest.raises(RuntimeError, match="on one device"):
-        case.call(replace(tensors, weight=tensors.weight.to("cuda:0")))
-
-
-@needs_two_gpus
-def test_report_22_another_device_everywhere() -> None:
-    """Gradients, a fresh thread, a stream and a graph of a device that is not the current one."""
-    here, there = CASE.make("cuda:0"), CASE.make("cuda:1")
-    expected = CASE.call(here)
-    found: list[Tensor] = []
-
-    def work() -> None:
-        found.append(CASE.call(there))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    with torch.cuda.stream(torch.cuda.Stream("cuda:1")):
-        found.append(CASE.call(there))
-        torch.cuda.current_stream().synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # The default capture stream belongs to the device of the process's first graph.
-    with torch.cuda.device(1), torch.cuda.graph(graph, stream=torch.cuda.Stream("cuda:1")):
-        captured = CASE.call(there)
-    assert torch.cuda.current_device() == 0
-    captured.fill_(float("nan"))
-    graph.replay()
-    found.append(captured)
-    torch.cuda.synchronize("cuda:1")
-    for result in found:
-        assert torch.equal(result.to("cuda:0"), expected)
-    grads = []
-    for tensors in (here, there):
-        leaves = [t.requires_grad_() for t in tensors.present()]
-        out = CASE.call(tensors)
-        grads.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
-    for mine, theirs in zip(*grads, strict=True):
-        assert theirs.device == torch.device("cuda:1")
-        torch.testing.assert_close(theirs.to("cuda:0"), mine, rtol=1e-5, atol=1e-4)
-
-
 def test_both_ways_into_the_operator_agree() -> None:
     """The short way (no gradient) and the registered operator give the same bits."""
     tensors = CASE.make("cuda")

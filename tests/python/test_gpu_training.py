@@ -207,7 +207,9 @@ def _settled_memory() -> int:
     """Allocated bytes; waits for autograd's thread, which lets go of a step's gradients in its own time."""
     gc.collect()
     amounts = [torch.cuda.memory_allocated()]
-    while len(amounts) < 4 or len(set(amounts[-4:])) > 1:
+    for _ in range(100):
+        if len(amounts) >= 4 and len(set(amounts[-4:])) == 1:
+            break
         time.sleep(0.05)
         amounts.append(torch.cuda.memory_allocated())
     return amounts[-1]

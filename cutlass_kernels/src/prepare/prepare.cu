@@ -147,6 +147,8 @@ __device__ void copy_x(Params const& p, int64_t block) {
 template <class T, class Convert>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(__grid_constant__ Params const p, int filter_blocks, int blocks) {
+  // A dependent kernel waits for this one alone, so whatever lies between a pre-pass and its reader is either a plain
+  // launch or waits itself.
   let_next_kernel_start();
   if (p.condition != nullptr) {
     wait_for_previous_kernel();

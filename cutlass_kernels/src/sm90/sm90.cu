@@ -56,6 +56,7 @@ cudaError_t run_stream(Problem const& p, convt3d_tensors const& t, int multiproc
   cudaError_t error = cudaSuccess;
   if (x_params.x_out != nullptr) error = prepare::launch(x_params, element_bytes(p), uses_tf32(p), stream);
   if (error != cudaSuccess) return error;
+  // A plain launch: the kernel behind it waits for this launch, and so for the copy of x before it.
   error = kernel::prepare_pieces(piece_params, static_cast<convt3d_dtype>(p.dtype), stream);
   if (error != cudaSuccess) return error;
   return stream_instance(p)(kernel_params, kernel::shared_bytes(p, config),

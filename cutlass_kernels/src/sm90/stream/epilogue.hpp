@@ -21,7 +21,7 @@ struct StreamEpilogue {
   static constexpr int kCopies = kChannelsLast ? 1 : 2;     // boxes of a unit
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
   static constexpr int kBatch = Tail::kLarge ? 2 : 4;
-  static_assert(Resident::enough_laps(kSmallestRing, kTileUnits - 4 * (kUnits - 1), kStoreWarps));
+  static_assert(Resident::enough_laps(stream::kSmallestRing, kTileUnits - 4 * (kUnits - 1), stream::kStoreWarps));
 
   CUTLASS_DEVICE static void init(SharedStorage& shared) { Resident::init(shared, kStoreWarps); }
 
