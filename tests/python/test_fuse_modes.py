@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import io
 from collections.abc import Callable
@@ -256,47 +257,79 @@ def test_tracing_leaves_nothing_behind() -> None:
             assert module.__dict__[key] is value
 
 
+class Counting(dict[str, Any]):
+    """Refuses what it has not seen before."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        assert key not in self
+        super().__setitem__(key, value)
+
+
+PLACES: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any]]] = {
+    "dict": (dict, lambda kept, y: kept.update(up=y)),
+    "ordered": (collections.OrderedDict, lambda kept, y: kept.update(up=y)),
+    "subclass": (Counting, lambda kept, y: kept.__setitem__("up", y)),
+    "list": (list, lambda kept, y: kept.append(y)),
+    "set": (set, lambda kept, y: kept.add(y)),
+    "deque": (lambda: collections.deque(maxlen=2), lambda kept, y: kept.append(y)),
+    "defaultdict": (lambda: collections.defaultdict(list), lambda kept, y: kept["up"].append(y)),
+    "counter": (collections.Counter, lambda kept, y: kept.update({y: 1})),
+    "nested": (lambda: {"all": ([], {"each": []})}, lambda kept, y: kept["all"][0].append(y)),
+    "deep": (lambda: [({"each": {}},)], lambda kept, y: kept[0][0].update(up=y)),
+}
+
+
 class Keeps(nn.Module):
     """Grad-CAM's pattern: a feature map stays within reach, and gradients are asked of it."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, traced: bool = True) -> None:
         super().__init__()
         self.up = up()
-        self.where = where
+        self.where, self.traced = where, traced
+        self.clear()
+
+    def clear(self) -> None:
         self.features: Any = None
-        self.by_name: dict[str, Tensor] = {}
-        self.each: list[Tensor] = []
+        self.place: Any = PLACES[self.where][0]() if self.where in PLACES else None
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         y = self.up(x)
-        if self.where == "attribute":
+        if not self.traced and x.sum() > 1e9:
+            return x
+        if self.place is None:
             self.features = y
-        elif self.where == "dict":
-            self.by_name["up"] = y
-        elif self.where == "list":
-            self.each.append(y)
+        else:
+            PLACES[self.where][1](self.place, y)
         return F.relu(y + skip)
 
-    def kept(self) -> Tensor:
-        return {"attribute": [self.features], "dict": list(self.by_name.values()), "list": self.each}[
-            self.where
-        ][0]
+    def kept(self) -> Any:
+        def leaves(item: Any) -> list[Any]:
+            if isinstance(item, dict):
+                return [*leaves(list(item.keys())), *leaves(list(item.values()))]
+            if isinstance(item, (list, tuple, set, collections.deque)):
+                return [leaf for part in item for leaf in leaves(part)]
+            return [] if isinstance(item, (str, int)) or item is None else [item]
+
+        return leaves([self.features, self.place])
 
 
-@pytest.mark.parametrize("where", ["attribute", "dict", "list"])
-@pytest.mark.parametrize("example", [False, True])
-def test_a_result_that_a_module_keeps(where: str, example: bool) -> None:
-    model = Keeps(where)
-    fuse(model, inputs() if example else None)
+@pytest.mark.parametrize("where", ["attribute", *PLACES])
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "watched"])
+def test_a_result_that_a_module_keeps(where: str, traced: bool) -> None:
+    model = Keeps(where, traced)
+    place = model.place
+    fuse(model, None if traced else inputs())
     assert fuse_report(model)["up"].fused == () and "2 times" in fuse_report(model)["up"].reason
-    if not example:
-        assert model.features is None and model.by_name == {} and model.each == []
-    model.each.clear()
+    assert model.place is place
+    if traced:
+        assert model.kept() == [] and repr(place) == repr(Keeps(where).place)
+    assert not any(isinstance(item, fx.Proxy) for item in model.kept())
+    model.clear()
     out = model(*inputs())
-    (found,) = torch.autograd.grad(out.square().sum(), model.kept())
-    model.each.clear()
+    (found,) = torch.autograd.grad(out.square().sum(), model.kept()[0])
+    model.clear()
     out = unfuse(model)(*inputs())
-    (wanted,) = torch.autograd.grad(out.square().sum(), model.kept())
+    (wanted,) = torch.autograd.grad(out.square().sum(), model.kept()[0])
     assert_close(found, wanted)
 
 

@@ -8,10 +8,10 @@ branch) costs a fusion, not a result.
 from __future__ import annotations
 
 import contextlib
-import copy
 import operator
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -89,17 +89,20 @@ def _first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _left_as_found(model: nn.Module) -> Iterator[None]:
     """Undoes what a forward with stand-ins for tensors may leave behind; hides the hooks from it."""
-    found: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
+    found: list[tuple[nn.Module, dict[str, Any]]] = []
+    contents: list[tuple[Any, list[Any]]] = []
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue  # a leaf of the trace; its attributes live in C++
         # The parts, and what else a forward may put something into.
-        parts: list[tuple[Any, Any]] = [
-            (part, copy.copy(part))
-            for name, part in module.__dict__.items()
-            if type(part) in (dict, OrderedDict, list, set) and "hooks" not in name
+        contents += [
+            (container, list(container.items() if isinstance(container, dict) else container))
+            for name, attribute in module.__dict__.items()
+            if "hooks" not in name
+            for container in _containers(attribute)
+            if not isinstance(container, (tuple, frozenset))
         ]
-        found.append((module, dict(module.__dict__), parts))
+        found.append((module, dict(module.__dict__)))
         for name in _HOOKS:
             module.__dict__[name] = OrderedDict()
     random_state = torch.get_rng_state()
@@ -107,15 +110,43 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(random_state)
-        for module, attributes, parts in found:
+        for module, attributes in found:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for part, content in parts:
-                if isinstance(part, list):
-                    part[:] = content
-                else:
-                    part.clear()
-                    part.update(content)
+        for container, content in contents:
+            _refill(container, content)
+
+
+_CONTAINERS = (dict, list, set, deque, tuple, frozenset)
+
+
+def _containers(item: Any, depth: int = 3) -> Iterator[Any]:
+    """``item``, if it is a container, and those within it, to some depth: they may hold each other."""
+    if isinstance(item, _CONTAINERS) and depth:
+        yield item
+        for part in _contained(item):
+            yield from _containers(part, depth - 1)
+
+
+def _contained(container: Any) -> Iterable[Any]:
+    return chain(container.keys(), container.values()) if isinstance(container, dict) else container
+
+
+def _refill(container: Any, content: list[Any]) -> None:
+    """By the methods of the type itself: a subclass may count or refuse what it is given."""
+    if isinstance(container, dict):
+        base = OrderedDict if isinstance(container, OrderedDict) else dict
+        base.clear(container)
+        for key, value in content:
+            base.__setitem__(container, key, value)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), content)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, content)
+    else:
+        deque.clear(container)
+        deque.extend(container, content)
 
 
 Region = tuple[nn.Module, fx.Graph]  # names in the graph are relative to the module
@@ -161,20 +192,13 @@ def _use_what_is_kept(graph: fx.Graph, root: nn.Module, node_of: Callable[[Any],
     for module in root.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue
-        kept = {node_of(item): None for item in _held(module.__dict__)}
+        attributes = list(module.__dict__.values())
+        held = chain(attributes, *map(_contained, chain.from_iterable(map(_containers, attributes))))
+        kept = {node_of(item): None for item in held}
         nodes = [node for node in kept if node in present]  # not those of an earlier attempt
         if nodes:
             with graph.inserting_before(next(iter(reversed(graph.nodes)))):
                 graph.call_function(kept_by_a_module, tuple(nodes))
-
-
-def _held(item: Any, depth: int = 3) -> Iterator[Any]:
-    """What lists, tuples and dicts hold, to some depth: they may hold each other."""
-    if isinstance(item, (dict, list, tuple)) and depth:
-        for part in item.values() if isinstance(item, dict) else item:
-            yield from _held(part, depth - 1)
-    else:
-        yield item
 
 
 def kept_by_a_module(*tensors: Any) -> None:
