@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import threading
+import weakref
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +182,67 @@ def test_hooks_after_fuse_see_a_tensor(where: str, deferred: list[str]) -> None:
         net(*inputs())
         assert deferred == ["relu"] and kept == []
         deferred.clear()
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_hooks_of_a_copy_see_a_tensor(how: str, deferred: list[str]) -> None:
+    """Of a module behind the convolution and of one around it; of a copy of a copy, and of a part."""
+    model = fuse(spiced(StereoLike()).eval())
+    for _ in range(2):
+        model = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+    for module in (model.conv5, model.conv5[1]):  # type: ignore[index]
+        handle = module.register_forward_pre_hook(lambda m, args: None)
+        model(*inputs())
+        assert deferred == []
+        handle.remove()
+    model(*inputs())
+    assert deferred.pop() == "relu"
+    part = copy.deepcopy(model.conv5)
+    part[1].register_forward_pre_hook(lambda m, args: None)  # type: ignore[index]
+    assert type(part[0](inputs()[0])) is Tensor  # type: ignore[index]
+    assert type(model.conv5[0](inputs()[0])) is not Tensor  # type: ignore[index]
+
+
+def test_hooks_in_a_new_dict_are_seen(deferred: list[str]) -> None:
+    model = fuse(spiced(StereoLike()).eval())
+    model.conv5._forward_hooks = OrderedDict()  # type: ignore[assignment]
+    model.conv5.register_forward_hook(lambda m, args, out: None)
+    model(*inputs())
+    assert deferred == []
+    model.conv5._forward_hooks = OrderedDict()  # type: ignore[assignment]
+    model(*inputs())
+    assert deferred == ["relu"]
+
+
+def test_a_copy_of_the_convolution_alone() -> None:
+    """It does not bring the network along, nor the hooks of what is not copied."""
+
+    class Hooked(StereoLike):
+        def hook(self, module: nn.Module, args: Any, out: Any) -> None:
+            pass
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise AssertionError("the network is copied")
+
+    model = fuse(spiced(Hooked()).eval())
+    model.conv5.register_forward_hook(model.hook)
+    x = inputs()[0]
+    assert type(model.conv5[0](x)) is Tensor
+    alone = copy.deepcopy(model.conv5[0])
+    assert type(alone(x)) is not Tensor
+
+
+def test_a_fused_model_is_freed_at_once() -> None:
+    model = fuse(spiced(StereoLike()).eval())
+    model(*inputs())
+    gone = weakref.ref(model)
+    gc.collect()  # what tracing has left
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_fully_shard_after_fuse(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from ._hooks import Watched
 from ._module import InPlaceConvTranspose3d, is_ours, swap, why_not
 from ._plan import Plan, plans
 from ._report import FuseEntry, FuseReport
-from ._trace import hooks_of, recorded_graph, symbolic_graphs
+from ._trace import recorded_graph, symbolic_graphs
 
 __all__ = ["FuseEntry", "FuseReport", "fuse", "fuse_report", "unfuse"]
 
@@ -78,7 +79,7 @@ def fuse(model: _Model, example_inputs: Any = None) -> _Model:
         if plan.steps:
             module.convt3d_plan = plan.steps  # type: ignore[assignment]
             module.convt3d_exits = plan.exits  # type: ignore[assignment]
-            module.convt3d_watched = hooks_of(plan.passed)  # type: ignore[assignment]
+            module.convt3d_watched = Watched.of(model, module, plan.passed)  # type: ignore[assignment]
         entries.append(
             FuseEntry(names[module], True, tuple(s for s in plan.steps if s != "dropout"), plan.reason)
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from .._problem import output_extent
 from ..modules import FusedConvTranspose3d
 from ._ambience import Ambience
 from ._call import Call, versions_of
+from ._hooks import Watched
 from ._pending import PLAIN_TYPES, start
 from ._steps import BATCH_NORM
 
@@ -39,7 +40,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
     precision = None
     convt3d_plan: tuple[str, ...] = ()
     convt3d_exits: int = 0  # of modules around this one, before the plan's end
-    convt3d_watched: tuple[Mapping[int, Any], ...] = ()  # hooks of the modules that the result passes
+    convt3d_watched = Watched()  # the modules that the result passes
 
     def forward(  # type: ignore[override]
         self, input: Tensor, output_size: Sequence[int] | None = None
@@ -61,7 +62,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             or self._forward_hooks
             or self._backward_hooks
             or self._backward_pre_hooks
-            or any(self.convt3d_watched)
+            or self.convt3d_watched
             or _globals._global_forward_hooks
             or _globals._global_forward_pre_hooks
             or _globals._global_backward_hooks

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ._hooks import has_hooks
 from ._mutations import changed_operands, function_name, joined_operands
 from ._steps import (
     ADD,
@@ -25,7 +26,6 @@ from ._steps import (
     cat_dim,
     classify,
 )
-from ._trace import has_hooks
 
 
 @dataclass(frozen=True)

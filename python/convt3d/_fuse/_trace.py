@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ._hooks import HOOKS
 from ._steps import METADATA
 
 # Traced into, so that the graph shows the function they call.
@@ -29,22 +30,6 @@ _TRANSPARENT = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Dropout,
     nn.Dropout3d, nn.Identity,
 )  # fmt: skip
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether code outside the module sees what goes in or comes out."""
-    return any(getattr(module, name, None) for name in _HOOKS)
-
-
-def hooks_of(modules: Iterable[nn.Module]) -> tuple[Mapping[int, Any], ...]:
-    """Where hooks of ``modules`` will be found.
-
-    Not the modules themselves: a copy of one that holds this would copy them, too. A copy of the whole model
-    refers to its own modules' hooks.
-    """
-    return tuple(module.__dict__[name] for module in modules for name in _HOOKS if name in module.__dict__)
 
 
 def holds_conv(module: nn.Module) -> bool:
@@ -103,7 +88,7 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
             if not isinstance(container, (tuple, frozenset))
         ]
         found.append((module, dict(module.__dict__)))
-        for name in _HOOKS:
+        for name in HOOKS:
             module.__dict__[name] = OrderedDict()
     random_state = torch.get_rng_state()
     try:
