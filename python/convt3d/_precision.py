@@ -26,10 +26,10 @@ PRECISIONS: tuple[Precision, ...] = ("default", "ieee", "tf32")
 # The kernels' codes, ``convt3d_precision`` in convt3d.h.
 PRECISION_CODES = {"ieee": 0, "tf32": 1}
 
-_switch_lock = threading.RLock()
+SWITCH_LOCK = threading.RLock()
 # A fork waits for the blocks of other threads: the child would inherit their lock and their setting for good.
 os.register_at_fork(
-    before=_switch_lock.acquire, after_in_parent=_switch_lock.release, after_in_child=_switch_lock.release
+    before=SWITCH_LOCK.acquire, after_in_parent=SWITCH_LOCK.release, after_in_child=SWITCH_LOCK.release
 )
 
 
@@ -39,18 +39,23 @@ def _backend(device_type: str) -> Any:
 
 def _read_switch(device_type: str) -> str:
     """PyTorch's setting for convolutions: "tf32", "ieee", "bf16" (CPU only) or "none" (nothing was set)."""
-    setting: str = _backend(device_type).conv.fp32_precision
+    return fp32_precision("cuda" if device_type == "cuda" else "mkldnn", "conv")
+
+
+def _by_attribute(backend: str, operator: str) -> str:
+    module: Any = torch.backends.cudnn if backend == "cuda" else torch.backends.mkldnn
+    setting: str = getattr(module, operator).fp32_precision
     return setting
 
 
-# What that attribute reads for CUDA, in a seventh of its time.
-_cuda_switch: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+fp32_precision: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precision_getter", _by_attribute)
+"""PyTorch's setting for a backend ("cuda", "mkldnn") and an operator ("conv"); in a seventh of the time of
+the attribute where torch has the function behind it."""
 
 
 def conv_precision() -> str:
     """What "default" means for fp32 on CUDA right now: "tf32" or "ieee"."""
-    setting = _read_switch("cuda") if _cuda_switch is None else _cuda_switch("cuda", "conv")
-    return "tf32" if setting == "tf32" else "ieee"
+    return "tf32" if fp32_precision("cuda", "conv") == "tf32" else "ieee"
 
 
 def schema_precision(precision: str | None) -> str:
@@ -107,7 +112,7 @@ def conv_fp32_setting(setting: str, device_type: str) -> Iterator[None]:
     As :func:`conv_fp32_switch`, for any value that the switch can have ("none" is set as "ieee").
     """
     conv = _backend(device_type).conv
-    with _switch_lock:
+    with SWITCH_LOCK:
         before = _read_switch(device_type)
         if before == setting or {before, setting} == {"none", "ieee"}:
             yield

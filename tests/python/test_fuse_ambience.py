@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -123,6 +127,59 @@ def test_switches_around_the_convolution_alone(
     assert switches == [("bf16" if what == "precision" else "ieee", what == "deterministic")]
     assert deferred == ["relu" if what == "nothing" else "none"]
     assert_close(found, wanted)
+
+
+def test_switches_of_two_threads(switches: list[tuple[str, bool]]) -> None:
+    """What the first sets for its own call is not what the second leaves behind."""
+    noted, now = [("ieee", True, False, flag) for flag in (True, False)]
+    inside, leave = threading.Event(), threading.Event()
+    ran: list[bool] = []
+
+    def first() -> None:
+        with _ambience._switched(noted, now, "cpu"):
+            inside.set()
+            assert leave.wait(60)
+
+    def second(seen: tuple[Any, ...]) -> None:
+        with _ambience._switched((*noted[:2], True, True), seen, "cpu"):
+            ran.append(torch.backends.cudnn.benchmark)
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False):
+        threads = [threading.Thread(target=first)]
+        threads[0].start()
+        assert inside.wait(60)
+        threads.append(threading.Thread(target=second, args=(_ambience.current_switches("cpu"),)))
+        threads[1].start()
+        time.sleep(0.05)
+        assert not torch.backends.cudnn.benchmark  # it waits
+        leave.set()
+        for thread in threads:
+            thread.join(60)
+        assert ran == [True]
+        assert not torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
+
+
+def test_the_tensors_device_is_asked_for_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = [0]
+    c = types.SimpleNamespace(
+        _cuda_getCurrentStream=lambda index: (7, index, 1),
+        _cuda_getDevice=lambda: device[0],
+        _cuda_isCurrentStreamCapturing=lambda: device[0] == 1,
+    )
+
+    @contextlib.contextmanager
+    def on(index: int) -> Iterator[None]:
+        device[0], before = index, device[0]
+        yield
+        device[0] = before
+
+    monkeypatch.setattr(_ambience, "_C", c)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    for current in (0, 1):
+        device[0] = current
+        for index in (0, 1):
+            place = _ambience.current_place(torch.device("cuda", index))
+            assert place == ((7, index, 1), index == 1) and device[0] == current
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------

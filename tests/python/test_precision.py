@@ -14,7 +14,7 @@ import torch
 
 from accuracy import assert_accurate
 from cases import Case, Tensors
-from convt3d import FusedConvTranspose3d, conv_transpose3d, explain
+from convt3d import FusedConvTranspose3d, _precision, conv_transpose3d, explain
 from convt3d._precision import conv_fp32_switch, resolve_precision, round_to_tf32
 
 LARGEST_TF32 = 0x7F7FE000
@@ -252,3 +252,16 @@ def test_explicit_tf32_holds_in_gradients() -> None:
     for got, exact in ((x.grad, x64.grad), (w.grad, w64.grad)):
         assert got is not None and exact is not None
         assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+def test_a_torch_without_the_fast_getter() -> None:
+    """The attribute says the same."""
+    for backend, module in (("cuda", torch.backends.cudnn), ("mkldnn", torch.backends.mkldnn)):
+        before = _precision.fp32_precision(backend, "conv")
+        try:
+            for setting in ("ieee", "tf32"):
+                module.conv.fp32_precision = setting
+                assert _precision._by_attribute(backend, "conv") == setting
+                assert _precision.fp32_precision(backend, "conv") == setting
+        finally:
+            module.conv.fp32_precision = before

@@ -11,7 +11,7 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
-from .._precision import conv_fp32_setting
+from .._precision import SWITCH_LOCK, conv_fp32_setting, fp32_precision
 
 _LEFT_CAPTURE = (
     "convt3d: the result of a fused transposed convolution is not computed before something uses it, and "
@@ -24,7 +24,6 @@ _C: Any = torch._C
 _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
-_fp32_precision = _C._get_fp32_precision_getter
 _transform = _C._functorch.peek_interpreter_stack
 _saving_hooks = _C._autograd._top_saved_tensors_default_hooks
 
@@ -98,9 +97,9 @@ class Ambience(NamedTuple):
 
 def current_switches(device_type: str) -> tuple[str | bool, ...]:
     if device_type != "cuda":
-        return (_fp32_precision("mkldnn", "conv"),)
+        return (fp32_precision("mkldnn", "conv"),)
     return (
-        _fp32_precision("cuda", "conv"),
+        fp32_precision("cuda", "conv"),
         _C._get_cudnn_enabled(),
         _C._get_cudnn_benchmark(),
         _C._get_cudnn_deterministic(),
@@ -112,12 +111,15 @@ def _switched(noted: tuple[str | bool, ...], now: tuple[str | bool, ...], device
     if noted == now:
         yield
         return
-    _set_cudnn(noted[1:])
-    try:
-        with conv_fp32_setting(str(noted[0]), device_type):
-            yield
-    finally:
-        _set_cudnn(now[1:])
+    with SWITCH_LOCK:
+        # What was read without the lock may have been another thread's, inside a block like this one.
+        found = current_switches(device_type)
+        _set_cudnn(noted[1:])
+        try:
+            with conv_fp32_setting(str(noted[0]), device_type):
+                yield
+        finally:
+            _set_cudnn(found[1:])
 
 
 def _set_cudnn(flags: Sequence[str | bool]) -> None:
@@ -130,7 +132,10 @@ def current_place(device: torch.device) -> Place | None:
     if device.type != "cuda":
         return None
     stream = _C._cuda_getCurrentStream(device.index)
-    return tuple.__new__(Place, (stream, _C._cuda_isCurrentStreamCapturing()))
+    if _C._cuda_getDevice() == device.index:
+        return tuple.__new__(Place, (stream, _C._cuda_isCurrentStreamCapturing()))
+    with torch.cuda.device(device.index):  # torch asks the current device's stream
+        return tuple.__new__(Place, (stream, _C._cuda_isCurrentStreamCapturing()))
 
 
 def saved_plainly() -> contextlib.AbstractContextManager[None]:
