@@ -14,6 +14,7 @@ import re
 import struct
 import threading
 from dataclasses import dataclass
+from math import copysign
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,10 @@ def _coded(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
 # The settings of short calls: triples, groups, add_order, activation, negative_slope, precision. Each comes
 # with what the binding reads, a CPU tensor made once: an integer argument takes torch longer than a tensor.
 _Settings = tuple[Any, Any, Any, Any, Any, Any]
-_settings: dict[_Settings, tuple[_Settings, Tensor]] = {}
+_Known = tuple[_Settings, Tensor]
+_settings: dict[_Settings, _Known] = {}
+# Those with a slope that equals another one (0.0 and -0.0) or not even itself (nan), by its bits.
+_settings_by_bits: dict[_Settings, _Known] = {}
 _MOST_SETTINGS = 1024
 _LIMIT = 1 << 20
 
@@ -264,7 +268,7 @@ def quick_cat(arguments: tuple[Any, ...], skip: Tensor, skip_first: bool) -> Ten
 
 
 def _same(known: _Settings, key: _Settings) -> bool:
-    """Whether equal settings are of plain types too: True equals 1. Of the two zeros a slope may be either.
+    """Whether equal settings are of plain types, too: True equals 1; and of the two zeros the same one.
 
     What is the same object needs no look, but every module has triples of its own.
     """
@@ -282,12 +286,15 @@ def _same(known: _Settings, key: _Settings) -> bool:
         (key[1] is groups or type(key[1]) is int)
         and (key[2] is add_order or type(key[2]) is str)
         and (key[3] is activation or type(key[3]) is str)
-        and (key[4] is slope or (type(key[4]) is float and slope != 0.0))
+        and (
+            key[4] is slope
+            or (type(key[4]) is float and (slope != 0.0 or copysign(1.0, slope) == copysign(1.0, key[4])))
+        )
         and (key[5] is precision or type(key[5]) is str)
     )
 
 
-def _new_settings(key: _Settings) -> tuple[_Settings, Tensor] | None:
+def _new_settings(key: _Settings) -> _Known | None:
     """Remembers what python/csrc/eager_rules.hpp reads; None where a setting is not of a plain type."""
     triples, groups, add_order, activation, negative_slope, precision = key
     numbers: list[int] = []
@@ -307,15 +314,32 @@ def _new_settings(key: _Settings) -> tuple[_Settings, Tensor] | None:
     if type(negative_slope) is not float:
         return None
     numbers += (act.code, ADD_ORDERS.index(add_order), PRECISION_CODES.get(precision, 0))
-    numbers += struct.unpack("q", struct.pack("d", negative_slope))
-    if len(_settings) >= _MOST_SETTINGS:
-        _settings.clear()
-    known = _settings[key] = (key, _tensor(numbers))
+    (bits,) = struct.unpack("q", struct.pack("d", negative_slope))
+    numbers.append(bits)
+    if negative_slope != 0.0 and negative_slope == negative_slope:
+        return _remember(_settings, key, key, numbers)
+    by_bits = (triples, groups, add_order, activation, bits, precision)
+    known = _settings_by_bits.get(by_bits) or _remember(_settings_by_bits, by_bits, key, numbers)
+    if negative_slope == 0.0:  # as most calls have the zero of the one before
+        _make_room(_settings)
+        _settings[key] = known
     return known
 
 
+def _remember(where: dict[_Settings, _Known], under: _Settings, key: _Settings, numbers: list[int]) -> _Known:
+    _make_room(where)
+    known = where[under] = (key, _tensor(numbers))
+    return known
+
+
+def _make_room(where: dict[_Settings, _Known]) -> None:
+    if len(where) >= _MOST_SETTINGS:
+        where.clear()
+
+
 def _tensor(numbers: list[int]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    with torch.inference_mode(False):  # it serves later calls, too
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def call(*arguments: Any) -> Tensor | None:

@@ -294,6 +294,7 @@ def test_one_call_of_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_native, "_native", _native.Native(forward=cat, quick=cat, quick_cat=cat))
     monkeypatch.setattr(_native, "_settings", {})
+    monkeypatch.setattr(_native, "_settings_by_bits", {})
     monkeypatch.setattr(_native, "_tensor", list)  # a fake mode's tensors have no values
     monkeypatch.setattr(_cat, "cat_op", lambda *arguments: arguments)
     monkeypatch.setattr(_cat, "nothing_in_between", lambda tensors: True)  # fake tensors are

@@ -117,6 +117,7 @@ def test_arguments_of_the_binding(bind: Callable[[Any], Binding], fake: FakeTens
 def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of short calls as lists, since the tensors of a fake mode have no values; none is known."""
     monkeypatch.setattr(_native, "_settings", {})
+    monkeypatch.setattr(_native, "_settings_by_bits", {})
     monkeypatch.setattr(_native, "_tensor", list)
 
 
@@ -177,9 +178,25 @@ def test_settings_are_packed_once(
     assert run(2, 0, 0, 1, groups=True) is None and run(2, 0, 0, 1, slope=1) is None
     zero, negative = run(2, 0, 0, 1, slope=0.0), run(2, 0, 0, 1, slope=-0.0)
     assert zero[-1] == 0 and negative[-1] == -(1 << 63)
+    for _ in range(2):  # other objects, in turn
+        assert run(2, 0, 0, 1, slope=float("0")) is zero
+        assert run(2, 0, 0, 1, slope=float("-0")) is negative
+    assert run(2, 0, 0, 1, slope=0) is None and run(2, 0, 0, 1, slope=False) is None
+    count = len(_native._settings)
+    nan = run(2, 0, 0, 1, slope=float("nan"))
+    assert all(run(2, 0, 0, 1, slope=float("nan")) is nan for _ in range(5))
+    assert struct.unpack("d", struct.pack("q", nan[-1]))[0] != 0.0 and len(_native._settings) == count
+    assert run(2, 0, 0, True, slope=float("nan")) is None
     for padding in range(10):
         assert run(2, padding, 0, 1)[3:6] == [padding] * 3
-        assert len(_native._settings) <= 3
+        assert run(2, padding, 0, 1, slope=float("nan"))[3:6] == [padding] * 3
+        assert len(_native._settings) <= 3 and len(_native._settings_by_bits) <= 3
+
+
+def test_settings_of_inference_mode_serve_other_calls() -> None:
+    with torch.inference_mode():
+        kept = _native._tensor([1, 2])
+    assert not kept.is_inference() and kept.tolist() == [1, 2] and kept.dtype == torch.int64
 
 
 @pytest.mark.parametrize(
