@@ -49,11 +49,13 @@ demo:
 	 else \
 	   echo "demo: the CUDA library is not built, everything runs on the CPU (reduced batch)"; \
 	 fi
+	@$(PYTHON) -c 'import torch' 2>/dev/null || { echo "demo: $(PYTHON) has no torch: README.md says what it needs" >&2; exit 2; }
 	@$(IN_TREE) $(PYTHON) -m convt3d demo
 else
 demo:
 	@$(call setup,runtime)
 	@echo "demo: no NVIDIA GPU on this machine: the CUDA library is not built, everything runs on the CPU (reduced batch)"
+	@$(PYTHON) -c 'import torch' 2>/dev/null || { echo "demo: $(PYTHON) has no torch: README.md says what it needs" >&2; exit 2; }
 	@$(IN_TREE) $(PYTHON) -m convt3d demo
 endif
 

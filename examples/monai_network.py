@@ -23,7 +23,12 @@ import convt3d
 
 
 def build(name: str) -> nn.Module:
-    from monai.networks import nets
+    try:
+        from monai.networks import nets
+    except ImportError:
+        raise SystemExit(
+            "this example needs MONAI: pip install --no-deps -r third_party/requirements/networks.txt"
+        ) from None
 
     if name == "SegResNet":
         return nets.SegResNet(spatial_dims=3, init_filters=16, out_channels=3, upsample_mode="deconv")

@@ -68,9 +68,9 @@ def check(console: Console, device: str = "auto", seed: int = 0) -> int:
             rows.append(_row(spec, device, seed))
             progress.done(spec.name)
     columns = ("call", "type", "layout", "path", "max error", "of the bound", "PyTorch's max error", "")
-    console.table(
-        f"against float64, on {device}; the bound is docs/numerics.md's", columns, [r.cells for r in rows]
-    )
+    reference = "float64 (TF32: of rounded operands)"
+    title = f"against {reference}, on {device}; the bound is docs/numerics.md's"
+    console.table(title, columns, [r.cells for r in rows])
     failures = [row.failure for row in rows if row.failure]
     for text in failures:
         console.line(f"WRONG: {text}")
@@ -111,7 +111,8 @@ def _row(spec: CallSpec, device: str, seed: int) -> Row:
         path,
         f"{_largest(error):.1e}",
         f"{share:.2f}",
-        f"{_largest(theirs[:, : spec.cout].double() - y):.1e}",
+        # PyTorch has no TF32 on a CPU: its result there is not meant to be that of rounded operands.
+        "-" if mode == "tf32" and device == "cpu" else f"{_largest(theirs[:, : spec.cout].double() - y):.1e}",
         "good" if good else "WRONG",
     )
     failure = "" if good else f"{spec.name}, {name}, {spec.layout}, path {path}: {share:.2f} of the bound"

@@ -95,6 +95,8 @@ def demo(
             f"byte floor: {explanation.bytes:,} bytes at {bandwidth / 1e12:.2f} TB/s "
             f"(a large copy, measured now) = {explanation.floor_seconds * 1e3:.3f} ms"
         )
+    if device == "cpu":
+        console.line("On a CPU both run PyTorch's convolution: times differ by noise, the errors count.")
     for candidate in candidates:
         if candidate.skipped:
             console.line(f"{candidate.name} was skipped: {candidate.skipped}")
