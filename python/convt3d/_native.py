@@ -250,7 +250,9 @@ def quick(
     return out
 
 
-def quick_cat(arguments: tuple[Any, ...], skip: Tensor, skip_first: bool) -> Tensor | None:
+def quick_operator(
+    arguments: tuple[Any, ...], skip: Tensor | None = None, skip_first: bool = False
+) -> Tensor | None:
     """:func:`quick` for the arguments of ``torch.ops.convt3d.conv_transpose3d``, in order."""
     input, weight, bias, stride, padding, output_padding, groups, dilation, add, *rest = arguments
     add_order, activation, negative_slope, precision = rest

@@ -65,27 +65,12 @@ def _forward_aten(*args: Any) -> Tensor:
 
 
 def _forward_cuda(*args: Any) -> Tensor:
-    out = _forward_quick(args)
+    out = _native.quick_operator(args)  # the short way of eager calls
     if out is not None:
         return out
     problem = Problem.create(*args)
     out = _forward_native(problem, args)
     return _aten.forward(problem, *_tensors(args)) if out is None else out
-
-
-def _forward_quick(args: _Args) -> Tensor | None:
-    """The result by the short way of eager calls; None where that leaves the call, for whatever reason."""
-    input, weight, bias, stride, padding, output_padding, groups, dilation, add, *rest = args
-    add_order, activation, negative_slope, precision = rest
-    return _native.quick(
-        (input, weight, bias, add),
-        (tuple(stride), tuple(padding), tuple(output_padding), tuple(dilation)),
-        groups,
-        add_order,
-        activation,
-        negative_slope,
-        None if precision == "default" else precision,
-    )
 
 
 def _forward_native(problem: Problem, args: _Args) -> Tensor | None:

@@ -23,6 +23,20 @@
 
 namespace convt3d::test {
 
+/// The arithmetic of a test: fp32 in either precision, and the two 16-bit types.
+struct Mode {
+  char const* name;
+  int32_t dtype;
+  int32_t precision;
+};
+
+inline constexpr Mode kModes[] = {{"ieee", CONVT3D_F32, CONVT3D_IEEE},
+                                  {"tf32", CONVT3D_F32, CONVT3D_TF32},
+                                  {"fp16", CONVT3D_F16, CONVT3D_IEEE},
+                                  {"bf16", CONVT3D_BF16, CONVT3D_IEEE}};
+
+inline void PrintTo(Mode const& mode, std::ostream* out) { *out << mode.name; }
+
 // ---- accuracy -----------------------------------------------------------------------------------------------------
 //
 //   |y - y64| <= 1/2 ulp_out(y64) + u ulp_32(act) + L * c * 2^-22 * (sum |x| |w| + |bias| + |add|)

@@ -13,21 +13,10 @@
 namespace convt3d {
 namespace {
 
+using test::kModes;
 using test::Layout;
+using test::Mode;
 using test::Outcome;
-
-struct Mode {
-  char const* name;
-  int32_t dtype;
-  int32_t precision;
-};
-
-constexpr Mode kModes[] = {{"ieee", CONVT3D_F32, CONVT3D_IEEE},
-                           {"tf32", CONVT3D_F32, CONVT3D_TF32},
-                           {"fp16", CONVT3D_F16, CONVT3D_IEEE},
-                           {"bf16", CONVT3D_BF16, CONVT3D_IEEE}};
-
-void PrintTo(Mode const& mode, std::ostream* out) { *out << mode.name; }
 
 class Small : public testing::TestWithParam<Mode> {
  protected:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import subprocess
 import sys
@@ -13,16 +12,13 @@ from typing import Any
 
 import pytest
 
+from load_file import load_file
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"convt3d_scripts_{name}", SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_file(SCRIPTS / f"{name}.py")
 
 
 find_nvcc = load("find_nvcc")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import convt3d
+from load_file import load_file
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -47,10 +48,7 @@ def test_what_the_tutorial_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_figures_draw_and_are_there() -> None:
     pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location("make_figures", ROOT / "scripts" / "make_figures.py")
-    assert spec is not None and spec.loader is not None
-    figures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(figures)
+    figures = load_file(ROOT / "scripts" / "make_figures.py")
     # The taps of kernel 3, stride 2, padding 1, as the pages tell them.
     assert [len(figures.live_taps(o, 3, 2, 1)) for o in (2, 3)] == [1, 2]
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))

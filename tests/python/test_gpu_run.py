@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from load_file import load_file
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def gpu_run() -> Any:
-    spec = importlib.util.spec_from_file_location("convt3d_gpu_run", ROOT / "scripts" / "gpu_run.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "scripts" / "gpu_run.py")
 
 
 def python(code: str) -> list[str]:

@@ -16,16 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import convt3d
+from load_file import load_file
 
 FOLDER = Path(__file__).parents[2] / "examples" / "kernelbench"
 
 
 def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"kernelbench_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(FOLDER / f"{name}.py")
 
 
 def test_the_packages_file_by_the_rules(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

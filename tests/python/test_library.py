@@ -8,10 +8,8 @@ CONVT3D_REQUIRE_LIBRARY=1 (which `make test` sets), where that is a failure.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +18,7 @@ import torch
 
 import convt3d
 from convt3d import _kernel_query
+from load_file import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "cutlass_kernels" / "include" / "convt3d" / "convt3d.h"
@@ -34,16 +33,7 @@ F32, F16, BF16 = 0, 1, 2
 IEEE, TF32 = 0, 1
 
 
-def load_elf_module() -> Any:
-    spec = importlib.util.spec_from_file_location("convt3d_scripts_elf", ROOT / "scripts" / "elf.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-elf = load_elf_module()
+elf = load_file(ROOT / "scripts" / "elf.py")
 
 
 def missing(what: str) -> NoReturn:

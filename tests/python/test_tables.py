@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from load_file import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {
@@ -22,10 +23,7 @@ MACHINE = {
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """scripts/make_tables.py, on pages and a store of its own."""
-    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "scripts" / "make_tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_file(ROOT / "scripts" / "make_tables.py")
     monkeypatch.setattr(module, "STORE", tmp_path / "results")
     return module
 
@@ -46,10 +44,7 @@ def benchmark(*rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_pages_are_what_the_results_give() -> None:
-    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "scripts" / "make_tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_file(ROOT / "scripts" / "make_tables.py")
     pages = {page: page.read_text() for page in module.PAGES}
     for page, text in pages.items():
         assert module.filled(text) == text, f"{page}: python scripts/make_tables.py writes it anew"

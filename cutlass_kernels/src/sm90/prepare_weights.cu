@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dependent_launch.hpp"
-#include "sm90/element.hpp"
+#include "sm90/operand_bits.hpp"
 #include "sm90/weights.hpp"
 
 namespace convt3d::sm90 {
 namespace {
-
-/// The bits that the tensor cores read.
-__device__ uint32_t operand_bits(float v) { return round_bits_to_tf32(__float_as_uint(v)); }
-template <class T>
-__device__ uint16_t operand_bits(T v) {
-  return static_cast<uint16_t>(Element<T>::bits(v));
-}
 
 template <class T>
 __global__ void write_images(__grid_constant__ WeightParams const p) {

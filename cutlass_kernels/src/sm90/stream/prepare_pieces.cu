@@ -4,17 +4,11 @@
 // brings in (stream/geometry.hpp), zeroes its counter, and makes the packed channels-last copy of x, likewise rounded,
 // where x is not read in place and comes in whole vectors.
 #include "dependent_launch.hpp"
-#include "sm90/element.hpp"
+#include "sm90/operand_bits.hpp"
 #include "sm90/stream/params.hpp"
 
 namespace convt3d::sm90::stream {
 namespace {
-
-__device__ uint32_t operand_bits(float v) { return round_bits_to_tf32(__float_as_uint(v)); }
-template <class T>
-__device__ uint16_t operand_bits(T v) {
-  return static_cast<uint16_t>(Element<T>::bits(v));
-}
 
 template <class T>
 __device__ void write_pieces(PieceParams const& p) {
