@@ -91,7 +91,8 @@ struct CaseLimits {
   int64_t stride = 4;
   int64_t dilation = 3;
   bool groups = false;
-  bool hopper = false;  ///< cases that the sm90 family may take: strides 1 and 2, channels in steps of 8, even rows
+  bool hopper = false;        ///< cases that the sm90 family may take: strides 1 and 2, even rows
+  bool any_channels = false;  ///< of these: some with channels that are not in steps of 8
 };
 
 /// Geometry only: sizes, kernel, stride, padding, output padding, dilation; every output size at least 1.
@@ -144,6 +145,10 @@ inline Problem random_problem(Random& random, CaseLimits const& limits = {}) {
       p.kernel[2] = random.chance(50) ? 1 : 3;
       p.padding[2] = p.kernel[2] / 2;
       p.in_size[2] *= 2;
+    }
+    if (limits.any_channels && random.chance(30)) {
+      p.in_channels = random.integer(1, 40);
+      p.out_channels = random.integer(1, 80);
     }
   }
   pack(p, random.chance(50) ? Layout::kNcdhw : Layout::kNdhwc);

@@ -82,7 +82,7 @@ void fill_x(MainloopParams& m, Problem const& p, convt3d_tensors const& t, Slab 
   m.slabs = slab_count(p);
   m.last_halves = ceil_div((p.in_channels - (m.slabs - 1) * (128 / f.element)) * f.element, 32 * f.element);
   // Of a single slab, what holds no channels stays as it was zeroed.
-  m.groups = m.slabs > 1 ? 8 : static_cast<int>(p.in_channels) / f.vector();
+  m.groups = m.slabs > 1 ? 8 : ceil_div(p.in_channels, f.vector());
   m.rows = rows;
   // W positions to fetch, of NCDHW in whole vectors where possible. With one W tile those outside the tensor are never
   // written: they are zeroed once.
