@@ -8,32 +8,41 @@
 Needs third_party/requirements/networks.txt. For each network, in inference: the share of its time in
 transposed convolutions (eager, by GPU events around the modules), and times in four modes: fp32 and fp16
 autocast, eager and compiled. Outputs are compared before anything is timed: fp32 in ieee mode within 1e-4 of
-the output's scale; autocast's error against that is recorded without and with convt3d.
+the output's scale; the errors of autocast and of the compiled models against that are recorded without and
+with convt3d.
+
+To compile is most of the work. Several processes do it side by side and time one after another with --lock,
+each with an --output of its own; scripts/make_tables.py puts their files together.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import fcntl
 import json
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor, nn
+import torch._functorch.config
+import torch._inductor.config
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
 import _paths  # noqa: F401 (finds convt3d)
 import convt3d
 import report
+from convt3d import _inductor_pass
 from gpu import Gpu
 
 MODES = ("fp32", "fp16", "fp32-compiled", "fp16-compiled")
@@ -241,66 +250,126 @@ def host_milliseconds(call: Callable[[], Any]) -> float:
     return min(times) * 1e3
 
 
-def measure(network: Network, gpu: Gpu, modes: tuple[str, ...], seconds: float) -> dict[str, Any]:
+@contextmanager
+def turn(lock: Path | None) -> Iterator[None]:
+    """Waits until no other process with the same lock measures on this GPU."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def measure(
+    network: Network, gpu: Gpu, modes: tuple[str, ...], seconds: float, lock: Path | None = None
+) -> dict[str, Any]:
+    """Without eager modes among ``modes``, only what concerns the compiled ones."""
     torch.manual_seed(0)
     with torch.device("cuda"):  # parameters drawn there: on a CPU that takes longer than all measurements
         model = network.make()
     model.cuda().eval()
     args = network.args("cuda")
-    fused = copy.deepcopy(model)
-    with torch.no_grad():
-        convt3d.fuse(fused, args if network.example else None)
+    with ieee(), mode("fp32"):
+        exact = tensors(model(*args))
+    result: dict[str, Any] = {"ms": {}, "host_ms": {}}
+    eager = [name for name in modes if not name.endswith("compiled")]
+    if eager:
+        fused = copy.deepcopy(model)
+        with torch.no_grad():
+            convt3d.fuse(fused, args if network.example else None)
+        result |= _compared(model, fused, args, exact)
+        with turn(lock):
+            result["share"] = transposed_share(model, args)
+            for name in eager:
+                _time(result, name, gpu, (model, fused), args, seconds)
+        del fused
+    for name in modes[len(eager) :]:
+        nets, result.setdefault("compiled_fused", {})[name] = _compiled(model, args, name)
+        with mode(name):
+            plain, ours = (difference(tensors(net(*args)), exact) for net in nets)
+        result.setdefault("compiled_error", {})[name] = {"before": plain, "after": ours}
+        if not ours <= max(2 * plain, 1e-5):  # nan, too
+            result["wrong"] = f"{name} is off by {ours:.1e}, by {plain:.1e} without convt3d"
+        with turn(lock):
+            _time(result, name, gpu, nets, args, seconds)
+    return result
+
+
+@contextmanager
+def ieee() -> Iterator[None]:
+    """Convolutions of fp32 at fp32 accuracy."""
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    conv.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        conv.fp32_precision = before
+
+
+def _compared(
+    model: nn.Module, fused: nn.Module, args: tuple[Any, ...], exact: list[Tensor]
+) -> dict[str, Any]:
+    """What fuse() did, and how far results are off."""
     report_ = convt3d.fuse_report(fused)
-    result: dict[str, Any] = {
+    with ieee(), mode("fp32"):
+        off = difference(tensors(fused(*args)), exact)
+    with mode("fp16"):
+        plain, ours = (difference(tensors(net(*args)), exact) for net in (model, fused))
+    return {
         "transposed_convolutions": len(report_.entries),
         "replaced": len(report_.replaced),
         "fused": len(report_.fused),
         "report": str(report_),
-        "share": transposed_share(model, args),
-        "ms": {},
-        "host_ms": {},
+        "fp32_difference": off,
+        "fp16_error": {"before": plain, "after": ours},
+        **({} if off <= 1e-4 else {"wrong": f"fp32 differs by {off:.1e}"}),  # nan, too
     }
-    conv = torch.backends.cudnn.conv
-    before = conv.fp32_precision
-    conv.fp32_precision = "ieee"
-    with mode("fp32"):
-        exact = tensors(model(*args))
-        result["fp32_difference"] = difference(tensors(fused(*args)), exact)
-    conv.fp32_precision = before
-    with mode("fp16"):
-        plain, ours = (difference(tensors(net(*args)), exact) for net in (model, fused))
-    result["fp16_error"] = {"before": plain, "after": ours}
-    if result["fp32_difference"] > 1e-4:
-        result["wrong"] = f"fp32 differs by {result['fp32_difference']:.1e}"
-    for name in modes:
-        nets: tuple[Any, Any] = (model, fused)
-        if name.endswith("compiled"):
-            nets = _compiled(model, args, name)
-        calls = [lambda net=net: net(*args) for net in nets]
-        with mode(name):
-            result["ms"][name] = milliseconds(gpu, *calls, seconds)
-            result["host_ms"][name] = [host_milliseconds(call) for call in calls]
-    return result
 
 
-def _compiled(model: nn.Module, args: tuple[Any, ...], name: str) -> tuple[Any, Any]:
-    """The model compiled without convt3d and with enable_inductor().
+def _time(
+    result: dict[str, Any], name: str, gpu: Gpu, nets: tuple[Any, Any], args: tuple[Any, ...], seconds: float
+) -> None:
+    """Times of the model before and after, into the result."""
+    before, after = (lambda net=net: net(*args) for net in nets)
+    with mode(name):
+        result["ms"][name] = milliseconds(gpu, before, after, seconds)
+        result["host_ms"][name] = [host_milliseconds(call) for call in (before, after)]
 
-    A backend of its own for each: what is compiled for one object serves another of its class otherwise.
+
+def _compiled(model: nn.Module, args: tuple[Any, ...], name: str) -> tuple[tuple[Any, Any], int]:
+    """The model compiled without convt3d and with enable_inductor(), and how many calls that fused.
+
+    A backend of its own for each: what is compiled for one object serves another of its class otherwise. And
+    no graph from a cache, for which the pass would not be run again, so that there was nothing to count.
     """
-    nets, graphs = [], []
+    nets, graphs, fused = [], [], 0
+    real = _inductor_pass.fuse_graph
+
+    def counted(graph: fx.Graph, device_types: Collection[str]) -> int:
+        nonlocal fused
+        found = real(graph, device_types)
+        fused += found
+        return found
+
     torch._dynamo.reset()
     for enabled in (False, True):
         convt3d.enable_inductor() if enabled else convt3d.disable_inductor()
         backend = _CountingInductor()
         net = torch.compile(copy.deepcopy(model), dynamic=False, backend=backend)
-        with mode(name):
+        with (
+            mode(name),
+            mock.patch.object(_inductor_pass, "fuse_graph", counted),
+            torch._inductor.config.patch(fx_graph_cache=False),
+            torch._functorch.config.patch(enable_autograd_cache=False),
+        ):
             net(*args)
         nets.append(net)
         graphs.append(backend.graphs)
     convt3d.disable_inductor()
     assert all(graphs), "one of them was not compiled"
-    return nets[0], nets[1]
+    return (nets[0], nets[1]), fused
 
 
 class _CountingInductor:
@@ -319,13 +388,15 @@ class _CountingInductor:
 def cells(name: str, result: dict[str, Any]) -> list[str]:
     if "failure" in result:
         return [name, result["failure"], *[""] * (len(COLUMNS) - 2)]
-    fused = f"{result['fused']} of {result['transposed_convolutions']}"
     times = []
     for mode_name in MODES:
         pair = result["ms"].get(mode_name)
         times.append(f"{pair[0]:.2f} → {pair[1]:.2f} ({pair[0] / pair[1]:.2f})" if pair else "")
-    verdict = result.get("wrong", f"{result['fp32_difference']:.1e}")
-    return [name, fused, f"{result['share'] * 100:.0f} %", *times, verdict]
+    compared = "fp32_difference" in result
+    fused = f"{result['fused']} of {result['transposed_convolutions']}" if compared else ""
+    share = f"{result['share'] * 100:.0f} %" if compared else ""
+    verdict = f"{result['fp32_difference']:.1e}" if compared else ""
+    return [name, fused, share, *times, result.get("wrong", verdict)]
 
 
 def main() -> int:
@@ -336,6 +407,9 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
     parser.add_argument("--time-limit", type=float, help="seconds; start no network after that")
     parser.add_argument("--output", type=Path, default=Path("out/benchmarks"), help="default: %(default)s")
+    parser.add_argument(
+        "--lock", type=Path, help="a file that processes on one GPU share: one measures at a time"
+    )
     parser.add_argument("--list", action="store_true", help="print the names; needs no GPU")
     arguments = parser.parse_args()
     patterns = arguments.networks.split(",")
@@ -361,7 +435,7 @@ def main() -> int:
             console.line("the time limit is reached: --resume goes on")
             break
         try:
-            results[name] = measure(NETWORKS[name], gpu, modes, arguments.seconds)
+            results[name] = measure(NETWORKS[name], gpu, modes, arguments.seconds, arguments.lock)
         except Exception as error:
             results[name] = {"failure": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
         console.step(", ".join(cells(name, results[name])))

@@ -5,8 +5,9 @@
     python scripts/make_tables.py --check                  # fails where a page is not what would be written
 
 The files are kept in docs/results/, one of each kind; several of run.py's are put together, later rows in
-place of earlier ones. A table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``; where
-there are no results of its kind it stays as it is.
+place of earlier ones, and several of networks.py's, mode by mode. A table stands between
+``<!-- table: NAME -->`` and ``<!-- end of table -->``; where there are no results of its kind it stays as it
+is.
 """
 
 from __future__ import annotations
@@ -205,7 +206,8 @@ def networks(data: Data) -> str:
             line.append(f"{pair[0]:.2f} → {pair[1]:.2f} ({pair[0] / pair[1]:.2f})" if pair else "")
         errors = [r["fp16_error"][key] for key in ("before", "after")]
         cells.append([*line, f"{r['fp32_difference']:.0e}", "{:.1e} → {:.1e}".format(*errors)])
-    header = ("network", "fused, replaced", "share of time", *modes, "fp32 difference", "fp16 error")
+    titles = [mode.replace("-", ", ") for mode in modes]
+    header = ("network", "fused, replaced", "share of time", *titles, "fp32 difference", "fp16 error")
     return f"{caption([data], 'python benchmarks/networks.py')}\n\n{table(header, cells)}"
 
 
@@ -261,6 +263,26 @@ def merged(old: Data, new: Data) -> Data:
     return {**new, "shards": [*old["shards"], *new["shards"]], "rows": list(rows.values())}
 
 
+def merged_networks(old: Data, new: Data) -> Data:
+    """Two of networks.py's files, mode by mode.
+
+    Raises:
+        ValueError: they come from different GPUs, commits or versions of torch.
+    """
+    for what in ("gpu", "commit", "torch"):
+        if old[what] != new[what]:
+            raise ValueError(f"results of networks with {what} {old[what]} and {new[what]}")
+    found = dict(old["networks"])
+    for name, result in new["networks"].items():
+        before = found.get(name, {})
+        both = [key for key in result if isinstance(result[key], dict) and key in before]
+        found[name] = {**before, **result, **{key: {**before[key], **result[key]} for key in both}}
+    return {**new, "networks": found}
+
+
+MERGE = {"benchmark": merged, "networks": merged_networks}
+
+
 def store(files: Sequence[Path]) -> None:
     """Keeps results in docs/results/.
 
@@ -275,7 +297,7 @@ def store(files: Sequence[Path]) -> None:
         kind = kind_of(data) if isinstance(data, dict) else None
         if kind is None:
             raise ValueError(f"{file} does not hold results of run.py, cat.py, networks.py or training.py")
-        kept[kind] = merged(kept[kind], data) if kind == "benchmark" and kind in kept else data
+        kept[kind] = MERGE[kind](kept[kind], data) if kind in MERGE and kind in kept else data
     STORE.mkdir(parents=True, exist_ok=True)
     for kind, data in kept.items():
         (STORE / f"{kind}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")

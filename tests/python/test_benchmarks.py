@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import sys
 import time
@@ -394,7 +395,34 @@ def test_cells_of_a_network() -> None:
     cells = networks.cells("net", result)
     assert len(cells) == len(networks.COLUMNS) and "3.00 → 2.00 (1.50)" in cells and "12 %" in cells
     assert networks.cells("net", {**result, "wrong": "differs"})[-1] == "differs"
+    compiled = networks.cells("net", {"ms": {"fp16-compiled": (3.0, 2.0)}})
+    assert len(compiled) == len(cells) and "3.00 → 2.00 (1.50)" in compiled
     assert networks.difference([torch.tensor([2.0, 4.5])], [torch.tensor([2.0, 5.0])]) == pytest.approx(0.1)
+
+
+def test_one_process_measures_at_a_time(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with networks.turn(lock), lock.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with networks.turn(None):
+        pass
+
+
+def test_compiled_networks_are_compiled_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice: a graph from a cache would not be counted."""
+    model = torch.nn.Sequential(torch.nn.ConvTranspose3d(2, 3, 2, 2), torch.nn.ReLU()).eval()
+    monkeypatch.setattr(networks, "mode", lambda name: torch.no_grad())
+    real = convt3d.enable_inductor
+    monkeypatch.setattr(convt3d, "enable_inductor", lambda: real("cpu"))
+    x = torch.randn(1, 2, 3, 3, 3)
+    for _ in range(2):
+        nets, fused = networks._compiled(model, (x,), "fp32-compiled")
+        assert fused == 1
+        with torch.no_grad():
+            for net in nets:
+                assert networks.difference([net(x)], [model(x)]) < 1e-6
 
 
 # --- training ----------------------------------------------------------------------------------------------

@@ -125,6 +125,16 @@ def test_the_other_kinds(tables: Any) -> None:
     assert tables.kind_of(networks) == "networks"
     line = tables.networks(networks).splitlines()[-1]
     assert line == "| unet | 1, 3 of 4 | 12 % | 3.00 → 2.00 (1.50) | 7e-07 | 1.6e-03 → 1.5e-03 |"
+    compiled = {**MACHINE, "networks": {"unet": {
+        "ms": {"fp16-compiled": [1.0, 0.8]},
+        "compiled_error": {"fp16-compiled": {"before": 1e-3, "after": 1e-3}},
+    }}}  # fmt: skip
+    both = tables.merged_networks(networks, compiled)
+    header, _, line = tables.networks(both).splitlines()[-3:]
+    assert "| fp16 | fp16, compiled |" in header and "3.00 → 2.00 (1.50) | 1.00 → 0.80 (1.25) |" in line
+    assert both["networks"]["unet"]["share"] == 0.125 and "compiled_error" in both["networks"]["unet"]
+    with pytest.raises(ValueError, match="commit"):
+        tables.merged_networks(networks, {**compiled, "commit": "another"})
     wrong = copy.deepcopy(networks)
     wrong["networks"]["unet"]["wrong"] = "fp32 differs"  # type: ignore[index]
     with pytest.raises(ValueError, match="unet: fp32 differs"):
