@@ -82,7 +82,7 @@ TEST_P(Forward, RandomCases) {
   test::Random random(41);
   test::CaseLimits limits;
   limits.hopper = kernel() == CONVT3D_KERNEL_SM90;
-  limits.any_channels = !resident_only();
+  limits.any_geometry = !resident_only();
   uint64_t const cases = resident_only() ? 250 : 150;
   for (uint64_t seed = 0; seed < cases && !HasFailure(); ++seed) run(test::random_problem(random, limits), seed);
   EXPECT_GE(ran, 30) << "the family takes too few of the random cases to be tested by them";
@@ -127,10 +127,12 @@ TEST_P(Forward, CommonGeometries) {
 TEST_P(Forward, OddChannelCounts) {
   if (resident_only()) GTEST_SKIP() << "takes channel counts in steps of 8";
   for (Layout layout : kLayouts) {
-    for (int64_t channels : {1, 2, 3, 5, 11, 45}) {
-      Problem p = test::cubic_problem(1, channels, channels + 1, 4, 3, 2, 1, 1, layout);
-      p.has_bias = p.has_add = 1;
-      run(p, static_cast<uint64_t>(channels));
+    for (int64_t channels : {1, 2, 3, 5, 13, 45}) {
+      for (int64_t extra : {0, 1}) {
+        Problem p = test::cubic_problem(1, channels, channels + 1, 3, 3, 2, 1, extra, layout);
+        p.has_bias = p.has_add = 1;
+        run(p, static_cast<uint64_t>(channels));
+      }
     }
   }
 }
@@ -180,12 +182,36 @@ TEST_P(Forward, WideLayers) {
 
 // Strides whose product is beyond the classes of one launch.
 TEST_P(Forward, ManyClasses) {
-  if (kernel() == CONVT3D_KERNEL_SM90) GTEST_SKIP() << "takes stride 2";
+  if (resident_only()) GTEST_SKIP() << "takes stride 2";
   for (Layout layout : kLayouts) {
     for (int stride : {3, 4}) {
       Problem p = test::cubic_problem(2, 8, 16, 3, 4, stride, 1, 1, layout);
       p.has_add = 1;
-      run(p, static_cast<uint64_t>(stride));
+      if (kernel() == CONVT3D_KERNEL_SM80) run(p, static_cast<uint64_t>(stride));
+      p.stride[0] = 2;
+      p.in_size[1] = 9;
+      p.in_size[2] = 17;
+      test::pack(p, layout);
+      run(p, static_cast<uint64_t>(stride) + 10);
+    }
+  }
+}
+
+// Every length of a row modulo 16 bytes, of full tiles and of last ones: rows of y and of add start anywhere.
+TEST_P(Forward, RowsOfAnyLength) {
+  if (resident_only()) GTEST_SKIP() << "takes rows of whole 16 bytes";
+  for (Layout layout : kLayouts) {
+    for (int64_t width = 13; width < 22; ++width) {
+      Problem p = test::cubic_problem(2, 24, 20, 3, 3, 2, 1, 0, layout);
+      p.in_size[1] = 6;
+      p.in_size[2] = width;
+      test::pack(p, layout);
+      p.has_bias = p.has_add = 1;
+      p.activation = CONVT3D_ACT_SILU;
+      run(p, static_cast<uint64_t>(width));
+      p.has_add = 0;
+      p.activation = CONVT3D_ACT_RELU;
+      run(p, static_cast<uint64_t>(width) + 100);
     }
   }
 }
@@ -202,12 +228,18 @@ TEST_P(Forward, OutputIsAChannelSliceOfALargerBuffer) {
 }
 
 TEST_P(Forward, OffsetViews) {
-  if (kernel() == CONVT3D_KERNEL_SM90) GTEST_SKIP() << "takes y with 16-byte aligned rows";
+  if (resident_only()) GTEST_SKIP() << "takes y with 16-byte aligned rows";
   for (Layout layout : kLayouts) {
     Problem p = test::cubic_problem(2, 8, 16, 3, 3, 2, 1, 1, layout);
     p.has_add = 1;
-    p.x_alignment = p.add_alignment = p.y_alignment = element_bytes(typed(p));
+    int const element = element_bytes(typed(p));
+    p.x_alignment = p.add_alignment = p.y_alignment = element;
     run(p, 9);
+    p.x_alignment = p.y_alignment = 16;
+    run(p, 10);
+    p.y_alignment = 8;
+    p.add_alignment = 16;
+    run(p, 11);
   }
 }
 

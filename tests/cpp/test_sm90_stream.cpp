@@ -5,12 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "cases.hpp"
+#include "reference.hpp"
 #include "sm90/stream/config.hpp"
+#include "sm90/stream/plain_map.hpp"
+#include "sm90/stream/rows.hpp"
 #include "sm90_emulation.hpp"
 
 namespace convt3d::sm90::stream {
@@ -33,9 +37,9 @@ Problem make(int in, int out, std::vector<int> size, std::vector<int> kernel, st
 }
 
 TEST(Sm90Stream, EveryTapIsOnePieceForEachOutputThatItReaches) {
-  for (int strides = 0; strides < 8; ++strides) {
-    std::vector<int> const stride{1 + strides / 4, 1 + strides / 2 % 2, 1 + strides % 2};
-    for (int k = 2; k <= kMaxKernel; ++k) {
+  for (int strides = 0; strides < 64; ++strides) {
+    std::vector<int> const stride{1 + strides / 16, 1 + strides / 4 % 4, 1 + strides % 4};
+    for (int k = *std::max_element(stride.begin(), stride.end()); k <= kMaxKernel; ++k) {
       for (int padding = 0; padding <= 6; ++padding) {
         Problem const p =
             make(32, 64, {9, 9, 9}, {k, k, k}, {padding, padding, padding}, {0, 0, 0}, CONVT3D_F32, false, stride);
@@ -47,9 +51,12 @@ TEST(Sm90Stream, EveryTapIsOnePieceForEachOutputThatItReaches) {
           for (int d = 0; d < g.depth.count; ++d) {
             for (int i = 0; i < g.pieces(); ++i) {
               Piece const piece = g.piece(d, i);
-              // Output residue + stride * j and tap meet at input j + delta; along W, j is the even output of a pair.
-              int const residue[3] = {cls / stride[1], cls % stride[1], piece.parity_w};
-              int const step[3] = {stride[0], stride[1], 2};
+              // Output residue + stride * j and tap meet at input j + delta; along W, j is a pair of outputs.
+              int const pair = cls % pairs_w(p);
+              int const rest = cls / pairs_w(p);
+              int const residue[3] = {rest / stride[1], rest % stride[1], 2 * pair + piece.parity_w};
+              if (residue[2] >= output_step(p)) continue;  // computed, but not stored
+              int const step[3] = {stride[0], stride[1], output_step(p)};
               int tap = 0;
               for (int axis = 0; axis < 3; ++axis) {
                 int const t = piece.tap[axis];
@@ -68,7 +75,9 @@ TEST(Sm90Stream, EveryTapIsOnePieceForEachOutputThatItReaches) {
         EXPECT_EQ(static_cast<int>(seen.size()), k * k * k);
         // At stride 1 along W, both outputs of a pair take every tap.
         for (auto const& [tap, count] : seen) EXPECT_EQ(count, column_step(p)) << tap;
-        EXPECT_EQ(tile_pieces(p), k * k * k * slab_count(p) * column_step(p));
+        if (stride[2] != 3) {
+          EXPECT_EQ(tile_pieces(p), k * k * k * slab_count(p) * column_step(p));
+        }
       }
     }
   }
@@ -79,6 +88,103 @@ TEST(Sm90Stream, RowsAreEveryChannelOnce) {
     std::vector<int> seen(kTileChannels);
     for (int row = 0; row < kTileChannels; ++row) ++seen.at(row_channel(last, row));
     EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), kTileChannels);
+  }
+}
+
+/// Where a unit of a tile lies (StreamEpilogue::unit_box and place).
+UnitPlace unit_place(Problem const& p, int cls, int channel, int d, int h, int w, int n, int group, int warp, int sub) {
+  bool const last = form(p).channels_last;
+  int const units = units_per_warp(element_bytes(p));
+  int const pair = cls % pairs_w(p);
+  int const rest = cls / pairs_w(p);
+  int const stride_h = static_cast<int>(p.stride[1]);
+  return {channel + warp * 16 + (last ? 0 : sub * (16 / units)),
+          w * 2 * kTileW + (last ? sub * (2 * kTileW / units) : 0),
+          h * kTileH,
+          static_cast<int>(p.stride[0]) * (d + group) + rest / stride_h,
+          n,
+          rest % stride_h,
+          pair};
+}
+
+/// Calls move(offset in y in elements, byte of the unit) for everything that a plain store of a unit moves.
+template <int kElement, bool kLast, int kBytes, class Move>
+void for_each_move(Problem const& p, UnitPlace const& u, Move&& move) {
+  using Map = PlainMap<kElement, kLast, kBytes>;
+  PlainExtent const extent{static_cast<int32_t>(output_size(p)[1]), static_cast<int32_t>(p.out_channels),
+                           static_cast<int32_t>(p.stride[1]), columns(p)};
+  static std::vector<char> memory(1 << 24);  // never touched: addresses are compared with its start
+  char* const base = memory.data();
+  for (int lane = 0; lane < 32; ++lane) {
+    PlainWalk const w = plain_walk<kElement, kLast, kBytes>(extent, u, base, p.y_stride, lane);
+    for_each_line<Map>(w, 0, lane, [&](auto which, char* at, int rows, uint32_t shared) {
+      for (int i = 0; i < Map::kAccesses; ++i) {
+        for (int e = 0; Map::row(i) < rows && e < (w.both ? Map::kElements : 1); ++e) {
+          move((at - base) / kElement + e,
+               static_cast<int>(shared ^ Map::inverted(which, i)) + Map::common_bytes(which, i) + e * kElement);
+        }
+        at += (Map::row(i + 1) - Map::row(i)) * w.row;
+      }
+    });
+  }
+}
+
+template <int kElement, bool kLast, int kBytes>
+void expect_each_output_once(Problem const& p) {
+  std::vector<int> moved(static_cast<size_t>(test::span_of(y_shape(p), p.y_stride)));
+  Tiling const t = tiling(p);
+  for (int n = 0; n < p.batch; ++n) {
+    for (int cls = 0; cls < class_total(p); ++cls) {
+      for (int unit = 0; unit < kGroups * 4 * units_per_warp(kElement); ++unit) {
+        for (int tile = 0; tile < t.tiles[0] * t.tiles[1] * t.tiles[2] * channel_tiles(p); ++tile) {
+          int const w = tile % t.tiles[2];
+          int const h = tile / t.tiles[2] % t.tiles[1];
+          int const d = tile / t.tiles[2] / t.tiles[1] % t.tiles[0] * kGroups;
+          int const channel = tile / t.tiles[2] / t.tiles[1] / t.tiles[0] * kTileChannels;
+          UnitPlace const u = unit_place(p, cls, channel, d, h, w, n, unit / 4 / units_per_warp(kElement), unit % 4,
+                                         unit / 4 % units_per_warp(kElement));
+          if (u.d >= output_size(p)[0] || u.c >= p.out_channels) continue;  // not moved
+          for_each_move<kElement, kLast, kBytes>(p, u, [&](int64_t at, int) { ++moved.at(at); });
+        }
+      }
+    }
+  }
+  test::for_each_index(y_shape(p), [&](int64_t const* index) { --moved.at(test::offset_of(index, p.y_stride)); });
+  EXPECT_EQ(std::count(moved.begin(), moved.end(), 0), static_cast<int64_t>(moved.size()));
+}
+
+TEST(Sm90Stream, PlainAccessesMoveEveryOutputOnce) {
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
+    for (bool last : {false, true}) {
+      Problem const cases[] = {
+          make(8, 70, {2, 9, 18}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0}, dtype, last),
+          make(8, 13, {3, 10, 17}, {2, 2, 3}, {0, 0, 1}, {0, 1, 1}, dtype, last),
+          make(8, 1, {2, 3, 33}, {3, 3, 3}, {1, 1, 1}, {0, 1, 0}, dtype, last),
+          make(8, 20, {2, 9, 18}, {2, 4, 5}, {0, 1, 2}, {0, 0, 1}, dtype, last, {2, 4, 4}),
+          make(8, 17, {3, 9, 12}, {3, 3, 3}, {0, 0, 1}, {0, 0, 0}, dtype, last, {1, 3, 3}),
+          make(8, 24, {2, 9, 17}, {2, 4, 3}, {0, 0, 1}, {0, 0, 0}, dtype, last, {2, 4, 2}),
+          make(8, 9, {3, 17, 35}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0}, dtype, last, {1, 1, 1}),
+      };
+      for (Problem p : cases) {
+        for (bool slice : {false, true}) {
+          if (slice) {  // of a larger buffer
+            for (int axis = 0; axis < 5; ++axis) p.y_stride[axis] = p.y_stride[axis] * 2 + (axis == 0 ? 5 : 0);
+          }
+          SCOPED_TRACE(std::string(last ? "NDHWC" : "NCDHW") +
+                       (dtype == CONVT3D_F32 ? " fp32, Cout " : " fp16, Cout ") + std::to_string(p.out_channels) +
+                       (slice ? " slice" : ""));
+          if (form(p).channels_last != last && p.out_channels > 1 && !slice) FAIL() << "the format changed";
+          bool const as_last = form(p).channels_last;
+          if (dtype == CONVT3D_F32) {
+            as_last ? expect_each_output_once<4, true, 4>(p) : expect_each_output_once<4, false, 4>(p);
+          } else {
+            as_last ? expect_each_output_once<2, true, 2>(p) : expect_each_output_once<2, false, 2>(p);
+            if (slice) continue;  // pairs of elements are neighbours
+            as_last ? expect_each_output_once<2, true, 4>(p) : expect_each_output_once<2, false, 4>(p);
+          }
+        }
+      }
+    }
   }
 }
 
@@ -98,7 +204,8 @@ class Tile {
         for (int i = 0; i < g.pieces(); ++i) {
           Piece const piece = g.piece(d, i);
           int const view =
-              operand_offset(p_, piece.delta[1] - rows_window(p_).lo, piece.delta[2] - columns_window(p_).lo) * 16;
+              operand_offset(slab_.pitch, piece.delta[1] - rows_window(p_).lo, piece.delta[2] - columns_window(p_).lo) *
+              16;
           multiply(stage, make_piece(piece, s * per_slab), view, sum[piece.parity_w]);
         }
       }
@@ -186,6 +293,9 @@ class Tile {
         }
       }
     }
+    expect_plain<4>(unit, cls, group, warp, sub);
+    if (f_.element == 2) expect_plain<2>(unit, cls, group, warp, sub);
+    if (!tiles_are_boxes(p_)) return;
     // The boxes, innermost first: NCDHW (W, H / (2 stride), C) for each b, NDHWC (C, H / stride, W).
     int const inner = width / f_.element;
     int const stride_h = static_cast<int>(p_.stride[1]);
@@ -211,6 +321,36 @@ class Tile {
     }
   }
 
+  template <int kBytes>
+  void expect_plain(std::vector<int> const& unit, int cls, int group, int warp, int sub) const {
+    if (f_.element == 4) {
+      f_.channels_last ? expect_moves<4, true, 4>(unit, cls, group, warp, sub)
+                       : expect_moves<4, false, 4>(unit, cls, group, warp, sub);
+    } else {
+      f_.channels_last ? expect_moves<2, true, kBytes>(unit, cls, group, warp, sub)
+                       : expect_moves<2, false, kBytes>(unit, cls, group, warp, sub);
+    }
+  }
+
+  /// Every access of a plain store finds its output in the unit.
+  template <int kElement, bool kLast, int kBytes>
+  void expect_moves(std::vector<int> const& unit, int cls, int group, int warp, int sub) const {
+    UnitPlace const u = unit_place(p_, cls, channel_, d_, h_, w_, 0, group, warp, sub);
+    Size3 const out = output_size(p_);
+    if (u.d >= out[0] || u.c >= p_.out_channels) return;
+    for_each_move<kElement, kLast, kBytes>(p_, u, [&](int64_t at, int byte) {
+      int64_t index[5] = {};
+      for (int i = 0; i < 5; ++i) {  // y is packed
+        int const axis = kLast ? std::array{0, 2, 3, 4, 1}[i] : i;
+        index[axis] = at / p_.y_stride[axis];
+        at %= p_.y_stride[axis];
+      }
+      EXPECT_EQ(unit.at(byte / kElement), gather(p_, static_cast<int>(index[1]), static_cast<int>(index[2]),
+                                                 static_cast<int>(index[3]), static_cast<int>(index[4])))
+          << "channel " << index[1] << " od " << index[2] << " oh " << index[3] << " ow " << index[4];
+    });
+  }
+
   Problem p_;
   Form f_;
   Slab slab_;
@@ -227,6 +367,11 @@ TEST(Sm90Stream, ATileEqualsTheDefinition) {
           make(40, 48, {3, 9, 34}, {3, 3, 1}, {1, 1, 0}, {1, 1, 0}, dtype, last, {2, 2, 1}),
           make(8, 16, {3, 9, 18}, {1, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, last, {1, 2, 2}),
           make(8, 16, {3, 17, 36}, {3, 4, 3}, {1, 2, 1}, {0, 0, 0}, dtype, last, {2, 1, 1}),
+          make(8, 20, {3, 9, 18}, {2, 4, 5}, {0, 1, 2}, {0, 0, 1}, dtype, last, {2, 4, 4}),
+          make(8, 70, {3, 9, 18}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0}, dtype, last),
+          make(8, 13, {3, 10, 17}, {2, 2, 3}, {0, 0, 1}, {0, 1, 1}, dtype, last),
+          make(8, 24, {3, 9, 17}, {2, 4, 3}, {0, 0, 1}, {0, 0, 0}, dtype, last, {2, 4, 2}),
+          make(8, 16, {3, 9, 18}, {3, 3, 3}, {0, 0, 1}, {0, 0, 0}, dtype, last, {1, 3, 3}),
       };
       for (Problem const& p : cases) {
         SCOPED_TRACE(std::string(last ? "NDHWC" : "NCDHW") + (dtype == CONVT3D_F32 ? " fp32, Cin " : " fp16, Cin ") +
@@ -238,6 +383,32 @@ TEST(Sm90Stream, ATileEqualsTheDefinition) {
         }
       }
     }
+  }
+}
+
+TEST(Sm90Stream, PathsOfAddAndY) {
+  auto y_path = [](Problem const& p) { return choose_paths(p).y; };
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
+    Path const narrow = dtype == CONVT3D_F32 ? Path::kPlain4 : Path::kPlain2;
+    for (int width = 8; width < 24; ++width) {
+      Problem const p = make(8, 16, {3, 9, width}, {3, 3, 2}, {1, 1, 0}, {1, 1, 0}, dtype);
+      EXPECT_EQ(y_path(p), 2 * width * element_bytes(p) % 16 == 0 ? Path::kBoxes : Path::kPlain4);
+      EXPECT_EQ(y_path(make(8, 16, {3, 9, width}, {3, 3, 3}, {1, 1, 1}, {1, 1, 0}, dtype)), narrow);
+      EXPECT_EQ(y_path(make(8, 16, {3, 9, width}, {3, 3, 3}, {1, 1, 1}, {1, 1, 0}, dtype, true)), Path::kBoxes);
+    }
+    Problem p = make(8, 16, {3, 9, 16}, {3, 3, 2}, {1, 1, 0}, {1, 1, 0}, dtype);
+    p.has_add = 1;
+    p.add_alignment = element_bytes(p);
+    EXPECT_EQ(choose_paths(p).add, narrow);
+    EXPECT_EQ(y_path(p), Path::kBoxes);
+    p.add_alignment = 8;
+    EXPECT_EQ(choose_paths(p).add, Path::kPlain4);
+    for (int axis = 2; axis < 5; ++axis) p.add_stride[axis] = 0;
+    EXPECT_EQ(choose_paths(p).add, Path::kBoxes);
+    EXPECT_EQ(y_path(make(8, 14, {3, 9, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true)), Path::kPlain4);
+    EXPECT_EQ(y_path(make(8, 13, {3, 9, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true)), narrow);
+    EXPECT_EQ(y_path(make(8, 16, {3, 9, 16}, {2, 4, 4}, {0, 0, 0}, {0, 0, 0}, dtype, false, {2, 4, 4})), Path::kPlain4);
+    EXPECT_EQ(y_path(make(8, 16, {3, 9, 16}, {3, 3, 3}, {0, 0, 0}, {0, 0, 0}, dtype, false, {3, 3, 3})), narrow);
   }
 }
 

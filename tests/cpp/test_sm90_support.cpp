@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cases.hpp"
+#include "sm90/stream/rows.hpp"
 #include "sm90_problems.hpp"
 
 namespace convt3d::sm90 {
@@ -89,12 +90,33 @@ TEST(Sm90Supported, SaysWhatItDoesNotTake) {
   EXPECT_EQ(refusal(reference(), {80, 108}), "sm90: compute capability is 80, the kernel takes 90");
   EXPECT_EQ(refusal(reference(), {100, 148}), "sm90: compute capability is 100, the kernel takes 90");
   EXPECT_EQ(with([](Problem& p) { p.groups = 2; }), "sm90: groups is 2, the kernel takes 1");
-  EXPECT_EQ(with([](Problem& p) { p.stride[1] = 3; }), "sm90: stride along H is 3, the kernel takes 1 or 2");
+  EXPECT_EQ(with([](Problem& p) { p.stride[1] = 5; }), "sm90: stride along H is 5, the kernel takes 1 to 4");
   EXPECT_EQ(with([](Problem& p) { p.dilation[0] = 2; }), "sm90: dilation along D is 2, the kernel takes 1");
   EXPECT_EQ(with([](Problem& p) { p.kernel[2] = 6; }),
             "sm90: kernel size along W is 6, the kernel takes the stride to 5");
   EXPECT_EQ(with([](Problem& p) { p.kernel[2] = 1; }),
             "sm90: kernel size along W is 1, the kernel takes the stride to 5");
+  EXPECT_EQ(with([](Problem& p) {
+              for (int i = 0; i < 3; ++i) p.stride[i] = p.kernel[i] = 4;
+            }),
+            "sm90: number of classes of outputs is 32, the kernel takes at most 16");
+}
+
+TEST(Sm90Supported, IeeeModeNeedsTheResidentKernel) {
+  auto with = [](auto change) {
+    Problem p = reference();
+    p.precision = CONVT3D_IEEE;
+    change(p);
+    std::string const reason = refusal(p);
+    p.precision = CONVT3D_TF32;
+    EXPECT_EQ(refusal(p), "");
+    EXPECT_EQ(choose_mainloop(p, 132), Mainloop::kStream);
+    return reason;
+  };
+  EXPECT_EQ(with([](Problem& p) { p.stride[1] = 3; }),
+            "sm90: stride along H is 3, the kernel takes 2 where it keeps the weights");
+  EXPECT_EQ(with([](Problem& p) { p.in_channels = 12; }), "sm90: in_channels is 12, the kernel takes multiples of 8");
+  EXPECT_EQ(with([](Problem& p) { p.out_channels = 20; }), "sm90: out_channels is 20, the kernel takes multiples of 8");
   EXPECT_EQ(with([](Problem& p) { p.y_alignment = 8; }), "sm90: alignment of y is 8, the kernel takes 16 bytes");
   EXPECT_EQ(with([](Problem& p) { p.add_alignment = 4; }),
             "sm90: alignment of a full-size add is 4, the kernel takes 16 bytes");
@@ -102,33 +124,7 @@ TEST(Sm90Supported, SaysWhatItDoesNotTake) {
             "sm90: a stride of y is 33, the kernel takes positive multiples of 4");
   EXPECT_EQ(with([](Problem& p) { p.add_stride[1] = 0; }),
             "sm90: a stride of a full-size add is 0, the kernel takes positive multiples of 4");
-}
-
-// Channel counts in steps of 8, and x in the format of y, are what the resident kernel's loader wants; fp32 in ieee
-// mode has that kernel alone.
-TEST(Sm90Supported, AnyChannelsAndAnyXStream) {
-  auto with = [](auto change) {
-    Problem p = reference();
-    change(p);
-    EXPECT_EQ(refusal(p), "");
-    EXPECT_EQ(choose_mainloop(p, kH200.multiprocessors), Mainloop::kStream);
-    EXPECT_TRUE(worthwhile(p, kH200));
-    p.precision = CONVT3D_IEEE;
-    return refusal(p);
-  };
-  EXPECT_EQ(with([](Problem& p) { p.in_channels = 12; }), "sm90: in_channels is 12, the kernel takes multiples of 8");
-  EXPECT_EQ(with([](Problem& p) { p.out_channels = 20; }), "sm90: out_channels is 20, the kernel takes multiples of 8");
   EXPECT_EQ(with([](Problem& p) { p.x_stride[4] = 2; }), "sm90: stride of x along W is 2, the kernel takes 1, as of y");
-  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
-    for (int channels : {1, 2, 3, 13, 67}) {
-      Problem const p = make(2, channels, channels, {8, 16, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype);
-      EXPECT_EQ(refusal(p), "") << channels;
-      EXPECT_EQ(choose_mainloop(p, kH200.multiprocessors), Mainloop::kStream) << channels;
-    }
-    // Channels last, voxels of y must be whole 16 bytes.
-    EXPECT_NE(refusal(make(2, 16, 13, {8, 16, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true)), "");
-    EXPECT_EQ(refusal(make(2, 13, 16, {8, 16, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true)), "");
-  }
 }
 
 TEST(Sm90Choice, WeightsThatDoNotFitStream) {
@@ -158,10 +154,10 @@ TEST(Sm90Choice, OtherStridesStream) {
       EXPECT_TRUE(worthwhile(p, kH200));
     }
   }
-  // One row of outputs leaves a residue without rows.
-  EXPECT_EQ(refusal(make(1, 320, 64, {4, 1, 8}, {3, 3, 3}, {1, 1, 1}, {1, 0, 1}, CONVT3D_F16, true)),
-            "sm90: output size along H is 1, the kernel takes at least the stride");
-  EXPECT_EQ(refusal(make(1, 320, 64, {4, 1, 8}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16, true)), "");
+  // One row of outputs leaves a residue without rows: no box of the copy engine.
+  Problem const flat = make(1, 320, 64, {4, 1, 8}, {3, 3, 3}, {1, 1, 1}, {1, 0, 1}, CONVT3D_F16, true);
+  EXPECT_EQ(refusal(flat), "");
+  EXPECT_NE(stream::choose_paths(flat).y, stream::Path::kBoxes);
   // Pairs of outputs along W need twice the columns of x: with more planes nothing is left for y.
   Problem p = make(1, 64, 64, {5, 17, 32}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0});
   for (int i = 0; i < 3; ++i) p.stride[i] = 1;
@@ -176,14 +172,42 @@ TEST(Sm90Choice, MostlyEmptyTilesAreNotWorthwhile) {
   EXPECT_TRUE(worthwhile(from(24), kH200));
 }
 
-TEST(Sm90Supported, AddInTheOtherFormatIsRefused) {
+TEST(Sm90Choice, RowsThatStartAnywhereAreChosen) {
+  auto odd = [](int in, int out, int size, convt3d_dtype dtype = CONVT3D_F32, bool last = false) {
+    return make(2, in, out, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0}, dtype, last);
+  };
+  EXPECT_EQ(refusal(odd(128, 64, 32)), "");
+  EXPECT_TRUE(worthwhile(odd(128, 64, 32), kH200));
+  EXPECT_TRUE(worthwhile(odd(128, 64, 32, CONVT3D_F16), kH200));
+  EXPECT_TRUE(worthwhile(odd(128, 64, 32, CONVT3D_F16, true), kH200));  // rows of channels: boxes
+  EXPECT_TRUE(worthwhile(odd(128, 13, 32, CONVT3D_F32, true), kH200));
+  EXPECT_TRUE(worthwhile(make(2, 64, 14, {48, 48, 48}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16), kH200));
+  Problem p = odd(128, 64, 32);
+  p.has_add = 1;
+  for (int i = 0; i < 5; ++i) p.add_stride[i] = odd(128, 64, 32, CONVT3D_F32, true).y_stride[i];
+  EXPECT_EQ(refusal(p), "");
+  EXPECT_FALSE(worthwhile(p, kH200)) << "an add without neighbours along W";
+  for (bool last : {false, true}) {
+    for (int channels : {32, 128}) {
+      p = make(2, channels, 16, {32, 32, 32}, {2, 4, 4}, {0, 0, 0}, {0, 0, 0}, CONVT3D_F32, last);
+      p.stride[1] = p.stride[2] = 4;
+      test::pack(p, last ? test::Layout::kNdhwc : test::Layout::kNcdhw);
+      EXPECT_EQ(refusal(p), "");
+      EXPECT_EQ(worthwhile(p, kH200), !last || channels == 128);
+    }
+  }
+}
+
+TEST(Sm90Supported, MixedFormatsStream) {
   Problem const last = reference(CONVT3D_F16, true);
   Problem p = reference(CONVT3D_F16, false);
   for (int i = 0; i < 5; ++i) p.x_stride[i] = last.x_stride[i];
   EXPECT_EQ(refusal(p), "");
+  EXPECT_EQ(choose_mainloop(p, 132), Mainloop::kStream);
   p = last;
   for (int i = 0; i < 5; ++i) p.add_stride[i] = reference(CONVT3D_F16, false).add_stride[i];
-  EXPECT_NE(refusal(p), "");
+  EXPECT_EQ(refusal(p), "");
+  EXPECT_EQ(choose_mainloop(p, 132), Mainloop::kStream);
 }
 
 TEST(Sm90Supported, AnyBroadcastOverVoxelsIsTaken) {

@@ -8,6 +8,7 @@
 #include "sm90/copyable.hpp"
 #include "sm90/refusal.hpp"
 #include "sm90/stream/config.hpp"
+#include "sm90/stream/rows.hpp"
 
 namespace convt3d::sm90 {
 
@@ -23,21 +24,6 @@ inline void want_copyable(Refusal& r, Problem const& p, char const* const (&name
   });
 }
 
-/// Both kernels move y and a full-size add as boxes.
-inline void want_boxes(Refusal& r, Problem const& p) {
-  Size3 const out = output_size(p);
-  if (!form(p).channels_last) r.want(out[1] >= 4, "output size along H", out[1], "at least 4");
-  r.want(out[2] >= 2, "output size along W", out[2], "at least 2");
-  want_copyable(r, p, {"alignment of y", "smallest stride of y", "a stride of y"}, p.y_stride, p.y_alignment);
-  Size5 const add = effective_add_stride(p);
-  bool const per_channel = add[2] == 0 && add[3] == 0 && add[4] == 0;
-  if (p.has_add && !per_channel) {
-    want_copyable(r, p,
-                  {"alignment of a full-size add", "smallest stride of a full-size add", "a stride of a full-size add"},
-                  p.add_stride, p.add_alignment);
-  }
-}
-
 /// What the resident kernel takes of what the family takes.
 inline void want_resident(Refusal& r, Problem const& p, int multiprocessors) {
   static constexpr char const* kStrides[3] = {"stride along D", "stride along H", "stride along W"};
@@ -48,6 +34,7 @@ inline void want_resident(Refusal& r, Problem const& p, int multiprocessors) {
   r.want(p.out_channels % 8 == 0, "out_channels", p.out_channels, "multiples of 8");
   if (!r.none()) return;
   Form const f = form(p);
+  Size3 const out = output_size(p);
   Size5 const x_size = x_shape(p);
   int const fast = f.channels_last ? 1 : 4;
   r.want(x_size[fast] == 1 || p.x_stride[fast] == 1, f.channels_last ? "stride of x along C" : "stride of x along W",
@@ -65,16 +52,24 @@ inline void want_resident(Refusal& r, Problem const& p, int multiprocessors) {
   int64_t extent = 0;
   for (int axis = 0; axis < 5; ++axis) extent += x_size[axis] == 1 ? 0 : reach[axis] * p.x_stride[axis];
   r.want(extent < (int64_t{1} << 31), "the extent of a plane's rows of x", extent, "less than 2^31 elements");
-  want_boxes(r, p);
+  if (!f.channels_last) r.want(out[1] >= 4, "output size along H", out[1], "at least 4");
+  r.want(out[2] >= 2, "output size along W", out[2], "at least 2");
+  want_copyable(r, p, {"alignment of y", "smallest stride of y", "a stride of y"}, p.y_stride, p.y_alignment);
+  Size5 const add = effective_add_stride(p);
+  bool const per_channel = add[2] == 0 && add[3] == 0 && add[4] == 0;
+  if (p.has_add && !per_channel) {
+    want_copyable(r, p,
+                  {"alignment of a full-size add", "smallest stride of a full-size add", "a stride of a full-size add"},
+                  p.add_stride, p.add_alignment);
+  }
   r.want(class_count(p) <= multiprocessors && choose_config(p).ring >= kSmallestRing,
          "shared memory left beside the weights, in 8 KB", choose_config(p).ring, "at least 8");
 }
 
 /// Likewise the streaming kernel.
 inline void want_streamable(Refusal& r, Problem const& p) {
-  want_boxes(r, p);
-  // A map of y for each residue of its rows.
-  r.want(output_size(p)[1] >= p.stride[1], "output size along H", output_size(p)[1], "at least the stride");
+  r.want(stream::class_total(p) <= stream::kMaxClasses, "number of classes of outputs", stream::class_total(p),
+         "at most 16");
   r.want(stream::tiling(p).items <= (int64_t{1} << 30), "number of tiles", stream::tiling(p).items, "at most 2^30");
   int const ring = stream::choose_config(p).ring;
   r.want(ring >= stream::kSmallestRing, "shared memory left beside x and weights, in 8 KB", ring, "at least 5");
@@ -99,15 +94,32 @@ inline Mainloop choose_mainloop(Problem const& p, int multiprocessors) {
   return r.none() ? Mainloop::kResident : Mainloop::kStream;
 }
 
-/// Whether the family is faster than the sm80 one, which has no tiles in space: not where tiles of 16 x 8 positions
-/// would be mostly empty (256 -> 128 from 4^3: fp32 0.21 against 0.12 ms; from 8^3, with half-empty tiles, 0.046
-/// against 0.049). Tiles of few output channels pay all the same (NCDHW, sm80 / sm90: k3 32 -> 2 from 48^3, fp32 0.288
-/// / 0.186, fp16 0.232 / 0.138; 64 -> 14: 0.455 / 0.250, 0.356 / 0.146), and so do few input channels (k4 3 -> 24 from
-/// 64^3: 0.747 / 0.532, 0.869 / 0.457).
+/// Whether warps that move add or y (stream/plain.hpp) find neighbours to move at a time.
+inline bool warps_pay(Problem const& p) {
+  stream::Paths const path = stream::choose_paths(p);
+  int const fast = form(p).channels_last ? 1 : 4;
+  if (path.add != stream::Path::kBoxes && effective_add_stride(p)[fast] != 1) return false;
+  return path.y == stream::Path::kBoxes || p.y_stride[fast] == 1;
+}
+
+/// Whether the family is faster than the sm80 one; ms, sm80 / sm90, batch 2, NCDHW unless said.
+///
+/// It has tiles in space, the sm80 one has none: not where tiles of 16 x 8 positions would be mostly empty (256 -> 128
+/// from 4^3: fp32 0.12 / 0.21; from 8^3, with half-empty tiles, 0.049 / 0.046). Tiles of few channels pay all the same
+/// (k3 32 -> 2 from 48^3: fp32 0.288 / 0.186, fp16 0.232 / 0.138; 64 -> 14: 0.455 / 0.250, 0.356 / 0.146; k4 3 -> 24
+/// from 64^3: 0.747 / 0.532, 0.869 / 0.457), and so does moving rows that start anywhere by warps (k3 128 -> 64 from
+/// 32^3, odd rows: 0.331 / 0.209, 0.301 / 0.142; from 33^3, where tiles are 57 % full, 0.391 / 0.336, 0.346 / 0.206)
+/// and strides up to 4 (k = s = (2, 4, 4), 32 -> 16 from 32^3: 0.302 / 0.255, 0.318 / 0.215). In NDHWC a stride of 3 or
+/// 4 along W leaves rows of 16 channels alone, which needs many products to hide (32 -> 16: 0.265 / 0.252, 0.217 /
+/// 0.234; k = s = (1, 3, 3), 64 -> 32: 0.093 / 0.111, 0.071 / 0.110; (2, 4, 4), 128 -> 64: 0.321 / 0.236, 0.202 /
+/// 0.151).
 inline bool worthwhile(Problem const& p, convt3d_device const&) {
   stream::Tiling const t = stream::tiling(p);
   Size3 const out = output_size(p);
-  return out[1] * out[2] * 4 > t.tiles[1] * t.tiles[2] * (2 * p.stride[1] * kTileH * kTileW);
+  int64_t const rows = t.tiles[1] * p.stride[1] * kTileH;
+  int64_t const columns = t.tiles[2] * stream::output_step(p) * kTileW;
+  if (form(p).channels_last && p.stride[2] > 2 && p.in_channels < 128) return false;
+  return out[1] * out[2] * 4 > rows * columns && warps_pay(p);
 }
 
 }  // namespace convt3d::sm90

@@ -24,7 +24,7 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
   Size3 const out = output_size(p);
   for (int axis = 0; axis < 3; ++axis) {
     char const* const* name = kAxis[axis];
-    r.want(p.stride[axis] == 1 || p.stride[axis] == 2, name[0], p.stride[axis], "1 or 2");
+    r.want(p.stride[axis] >= 1 && p.stride[axis] <= stream::kMaxStride, name[0], p.stride[axis], "1 to 4");
     r.want(p.dilation[axis] == 1, name[1], p.dilation[axis], "1");
     r.want(p.kernel[axis] >= p.stride[axis] && p.kernel[axis] <= stream::kMaxKernel, name[2], p.kernel[axis],
            "the stride to 5");

@@ -9,6 +9,7 @@
 namespace convt3d::sm90::stream {
 
 constexpr int kStoreWarps = 2;
+constexpr int kLoadWarps = 3;  // of add, where boxes do not bring it in
 constexpr int kMaxSlots = 16;
 constexpr int kSmallestRing = 5;  // a step of four units must not pass the ring
 constexpr int kPieceCtas = 1024;  // of the pre-kernel, at most

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // add and y of the streaming kernel: the same ring of 8 KB units as in the resident one, with other boxes (every second
-// output row) and other places of the accumulators.
+// output row) and other places of the accumulators. What the copy engine cannot move goes by plain.hpp.
 #pragma once
 
 #include "sm90/collective_epilogue.hpp"
-#include "sm90/stream/tile.hpp"
+#include "sm90/stream/plain.hpp"
 
 namespace convt3d::sm90::stream {
 
@@ -23,7 +23,29 @@ struct StreamEpilogue {
   static constexpr int kBatch = Tail::kLarge ? 2 : 4;
   static_assert(Resident::enough_laps(stream::kSmallestRing, kTileUnits - 4 * (kUnits - 1), stream::kStoreWarps));
 
-  CUTLASS_DEVICE static void init(SharedStorage& shared) { Resident::init(shared, kStoreWarps); }
+  CUTLASS_DEVICE static void init(SharedStorage& shared, StreamParams const& params) {
+    Resident::init(shared, kStoreWarps);
+    if (!loads_by_warps(params)) return;
+    // Of a load warp every lane arrives by itself, and the load thread as ever: a box is written before its unit is
+    // full.
+    for (int i = 0; i < kMaxRing; ++i) {
+      for (int lap = 0; lap < Resident::kFullLaps; ++lap) shared.full[lap][i].init(33);
+    }
+  }
+
+  /// Whether load warps bring add in, and consumer warps store what they have finished.
+  CUTLASS_DEVICE static bool loads_by_warps(StreamParams const& params) {
+    return params.epilogue.add_mode == AddMode::kTile && params.plain.path.add != Path::kBoxes;
+  }
+  CUTLASS_DEVICE static bool stores_by_consumers(StreamParams const& params) {
+    return params.plain.path.y != Path::kBoxes;
+  }
+
+  /// The store warps load where they have nothing to store.
+  CUTLASS_DEVICE static int load_warps(StreamParams const& params) {
+    if (!loads_by_warps(params)) return 0;
+    return stores_by_consumers(params) ? kLoadWarps + kStoreWarps : kLoadWarps;
+  }
 
   // ---- load warp and store warps (one thread each) ------------------------------------------------------------
 
@@ -42,13 +64,17 @@ struct StreamEpilogue {
     } else {
       box.c += sub * kChannelsOfUnit;
     }
-    int const residue_d = it.cls / params.stride_h;
-    box.d = params.stride_d * (it.d + group) + residue_d;
+    Residues const r = residues(params, it.cls);
+    box.d = params.stride_d * (it.d + group) + r.d;
     box.n = it.n;
     box.store = box.c < p.out_channels && box.d < p.out_depth ? Resident::kStore : Resident::kSkip;
-    box.map[0] = it.cls - residue_d * params.stride_h;
-    box.map[1] = box.map[0] + params.stride_h;
+    box.map[0] = r.h;
+    box.map[1] = r.h + params.stride_h;
     return box;
+  }
+
+  CUTLASS_DEVICE static UnitPlace place(UnitBox const& box, int pair) {
+    return {box.c, box.a, kChannelsLast ? box.b : 2 * box.b, box.d, box.n, box.map[0], pair};
   }
 
   CUTLASS_DEVICE static void load_unit(Params const& p, TransactionBarrier& full, unsigned char* unit,
@@ -95,7 +121,8 @@ struct StreamEpilogue {
         UnitBox const box = unit_box(params, item, unit);
         Resident::wait_free(shared, slot);
         shared.box[slot.slot] = box;
-        if (p.add_mode == AddMode::kTile && box.store == Resident::kStore) {
+        if (stores_by_consumers(params)) shared.box[slot.slot].map[1] = residues(params, item.cls).pair;
+        if (p.add_mode == AddMode::kTile && box.store == Resident::kStore && !loads_by_warps(params)) {
           load_unit(p, Resident::full(shared, slot), ring + slot.slot * kUnitBytes, box);
         } else {
           Resident::full(shared, slot).arrive();
@@ -103,12 +130,60 @@ struct StreamEpilogue {
         slot.advance(1, p.ring);
       }
     }
+    if (stores_by_consumers(params)) return;
     for (int i = 0; i < kStoreWarps; ++i) {
       Resident::wait_free(shared, slot);
       shared.box[slot.slot].store = Resident::kEnd;
       Resident::ready(shared, slot).arrive();
       slot.advance(1, p.ring);
     }
+  }
+
+  /// Load warp `which` of `warps`: brings in every `warps`-th unit.
+  CUTLASS_DEVICE static void load_by_warp(StreamParams const& params, TileScheduler::SharedStorage& schedule,
+                                          SharedStorage& shared, unsigned char* ring, int which, int warps) {
+    using Units = PlainUnits<T, kChannelsLast>;
+    TileScheduler::Consumer scheduler{schedule, {}};
+    UnitState slot;
+    slot.advance(which, params.epilogue.ring);
+    int unit = which;
+    bool const prefetches = Units::prefetches(params);
+    for (;;) {
+      int number = scheduler.fetch();
+      if (number == TileScheduler::kEnd) break;
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int ahead = unit; prefetches && ahead < kTileUnits; ahead += warps) {
+        Item const item = decode(params, number);
+        UnitBox const box = unit_box(params, item, ahead);
+        if (box.store == Resident::kStore) Units::prefetch(params, place(box, 0));
+      }
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (; unit < kTileUnits; unit += warps) {
+        asm volatile("" : "+r"(number));  // decoded anew for every unit: registers are scarce
+        Item const item = decode(params, number);
+        UnitBox const box = unit_box(params, item, unit);
+        UnitPlace const at = place(box, residues(params, item.cls).pair);
+        TransactionBarrier& full = Resident::full(shared, slot);
+        wait_free_now_and_then(shared, slot);
+        if (box.store == Resident::kStore) {
+          Units::load(params, at, cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes,
+                      reinterpret_cast<uint64_t*>(&full));
+        } else {
+          full.arrive();
+        }
+        slot.advance(warps, params.epilogue.ring);
+      }
+      unit -= kTileUnits;
+    }
+  }
+
+  /// wait_free() of a warp that does not wait for a slot in every lap. `free` alone could be two phases behind: first
+  /// that of the lap before must have begun, which it has once the unit of that lap is ready, since it was issued. And
+  /// ready's phase is never too far behind: this warp's last unit was loaded, so the one a ring before it was ready,
+  /// hence issued, and all units a ring before that one free.
+  CUTLASS_DEVICE static void wait_free_now_and_then(SharedStorage& shared, UnitState unit) {
+    Resident::wait_last_ready(shared, unit);
+    Resident::wait_free(shared, unit);
   }
 
   CUTLASS_DEVICE static void store(Params const& p, SharedStorage& shared, unsigned char* ring, int which) {
@@ -156,8 +231,9 @@ struct StreamEpilogue {
 
   /// Finishes unit `kSub` of a warp: unit += acc + bias, activation, in place.
   template <int kSub>
-  CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, UnitState slot,
-                                    int lane, Channels const& channels, float const (&acc)[2][64]) {
+  CUTLASS_DEVICE static void update(StreamParams const& params, SharedStorage& shared, unsigned char* ring,
+                                    UnitState slot, int lane, Channels const& channels, float const (&acc)[2][64]) {
+    Params const& p = params.epilogue;
     Resident::wait_full(shared, slot);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     if constexpr (kChannelsLast) {
@@ -166,7 +242,24 @@ struct StreamEpilogue {
       update_ncdhw<kSub>(p, unit, lane, channels, acc);
     }
     __syncwarp();
-    if (lane == 0) Resident::ready(shared, slot).arrive();
+    if (!stores_by_consumers(params) && lane == 0) Resident::ready(shared, slot).arrive();
+  }
+
+  /// Stores an updated unit of this warp's where the copy engine cannot, and hands its slot back. Not by warps of its
+  /// own: eight of these, with registers for many accesses at once, are past it in the time that one of those takes for
+  /// two accesses.
+  CUTLASS_DEVICE static void store_by_consumer(StreamParams const& params, SharedStorage& shared, unsigned char* ring,
+                                               UnitState slot, int lane) {
+    UnitBox const box = shared.box[slot.slot];
+    if (box.store == Resident::kStore) {
+      PlainUnits<T, kChannelsLast>::store(params, place(box, box.map[1]),
+                                          cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes, lane);
+    }
+    __syncwarp();
+    if (lane == 0) {
+      Resident::ready(shared, slot).arrive();
+      shared.free[slot.slot].arrive();
+    }
   }
 
   /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.

@@ -10,7 +10,7 @@ namespace {
 bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t const* stride) {
   Size5 const shape = y_shape(p);
   Form const f = form(p);
-  int const ways = static_cast<int>(f.channels_last ? p.stride[1] : 2 * p.stride[1]);
+  int const ways = static_cast<int>(f.channels_last ? p.stride[1] : 2 * p.stride[1]);  // kMostMaps at most
   auto bytes = [&](int64_t factor, int axis) {
     return static_cast<cuuint64_t>(shape[axis] == 1 ? 16 : factor * stride[axis] * f.element);
   };
@@ -106,6 +106,15 @@ bool fill_x_pass(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
                            CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
+bool fill_maps(StreamParams& k, Problem const& p, convt3d_tensors const& t) {
+  EpilogueParams& e = k.epilogue;
+  k.plain = {choose_paths(p),
+             {static_cast<int32_t>(output_size(p)[1]), static_cast<int32_t>(p.out_channels), k.stride_h, columns(p)}};
+  if (k.plain.path.y == Path::kBoxes && !encode_units(e.y_map, p, t.y, p.y_stride)) return false;
+  return e.add_mode != AddMode::kTile || k.plain.path.add != Path::kBoxes ||
+         encode_units(e.add_map, p, t.add, effective_add_stride(p).v);
+}
+
 }  // namespace
 
 bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem const& p, Config const& c,
@@ -123,6 +132,7 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   k.classes = w.classes = class_total(p);
   k.tile_columns = kTileW * column_step(p);
   if (!fill_x_pass(k, w, x, p, t, workspace + layout.x)) return false;
+  int const pitch = slab(p).pitch;
   int first = 0;
   for (int cls = 0; cls < k.classes; ++cls) {
     Program const g = w.program[cls] = program(p, cls);
@@ -135,7 +145,8 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
     for (int parity = 0; parity < 2; ++parity) d.width_count[parity] = g.width[parity].count;
     for (int i = 0; i < g.pieces(); ++i) {
       Piece const piece = g.piece(0, i);
-      d.operand_offset[i] = operand_offset(p, piece.delta[1] - k.x.window_lo[1], piece.delta[2] - k.x.window_lo[2]);
+      d.operand_offset[i] = static_cast<int16_t>(
+          operand_offset(pitch, piece.delta[1] - k.x.window_lo[1], piece.delta[2] - k.x.window_lo[2]));
     }
   }
   k.pieces = w.pieces = workspace + layout.pieces;
@@ -146,12 +157,11 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   k.divide_tiles_d = cutlass::FastDivmod(tiles.tiles[0]);
   k.divide_tiles_h = cutlass::FastDivmod(tiles.tiles[1]);
   k.divide_tiles_w = cutlass::FastDivmod(tiles.tiles[2]);
+  k.divide_pairs = cutlass::FastDivmod(pairs_w(p));
+  k.divide_stride_h = cutlass::FastDivmod(k.stride_h);
 
-  if (!encode_units(k.epilogue.y_map, p, t.y, p.y_stride)) return false;
   fill_epilogue(k.epilogue, p, t, c.ring);
-  if (k.epilogue.add_mode == AddMode::kTile && !encode_units(k.epilogue.add_map, p, t.add, effective_add_stride(p).v)) {
-    return false;
-  }
+  if (!fill_maps(k, p, t)) return false;
 
   SchedulerParams& sp = k.scheduler;
   sp.counters = w.counter = reinterpret_cast<int32_t*>(workspace + layout.counter);

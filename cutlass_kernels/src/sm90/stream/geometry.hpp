@@ -3,10 +3,10 @@
 // Host mathematics of the streaming kernel: its split of the work, its weight pieces and its units. constexpr
 // throughout, tested on the CPU. Windows, slabs and swizzles are those of the resident kernel (sm90/geometry.hpp).
 //
-// A tile is 64 output channels of one (D, H) residue and both W parities, at 16 x 8 positions (W x H) of two
-// neighbouring D positions, one for each consumer group. Every product is of a live tap, and each weight piece that
-// comes in serves 256 positions, which is what the L2 cache can feed (the resident kernel's split would need twice
-// that).
+// A tile is 64 output channels of one (D, H) residue and a pair of neighbouring outputs along W, at 16 x 8 positions
+// (W x H) of two neighbouring D positions, one for each consumer group. Every product is of a live tap, and each weight
+// piece that comes in serves 256 positions, which is what the L2 cache can feed (the resident kernel's split would need
+// twice that).
 #pragma once
 
 #include "sm90/geometry.hpp"
@@ -14,7 +14,8 @@
 namespace convt3d::sm90::stream {
 
 constexpr int kTileChannels = 64;
-constexpr int kMaxClasses = 4;  // (D, H) residues; class = stride along H * D residue + H residue
+constexpr int kMaxStride = 4;
+constexpr int kMaxClasses = 16;  // class = (stride along H * D residue + H residue) * pairs along W + pair
 constexpr int kPieceBytes = 8192;
 constexpr int kMaxKernel = 5;
 constexpr int kMaxPieces = 2 * kMaxKernel * kMaxKernel;  // of a class, for one D delta and slab
@@ -40,25 +41,38 @@ constexpr Axis axis(Problem const& p, int axis) {
   return {p.kernel[axis], p.padding[axis], static_cast<int>(p.stride[axis])};
 }
 
-constexpr int class_total(Problem const& p) { return static_cast<int>(p.stride[0] * p.stride[1]); }
+// Along W a position is a pair of outputs, step * j + 2 * pair + parity. From stride 2 on the step is the stride, and
+// residues 2 * pair + parity read columns j + delta of x; at stride 1 it is 2, and both read columns 2 j + parity +
+// delta, so that neighbouring positions are two columns apart.
 
-// Along W a position is a pair of outputs 2 j + parity, whatever the stride. At stride 2 both read columns j + delta of
-// x; at stride 1 columns 2 j + parity + delta, so that neighbouring positions are two columns apart.
+/// Pairs of residues along W; of an odd stride, the last parity of the last pair is computed like the one before it
+/// and not stored.
+constexpr int pairs_w(Problem const& p) { return ceil_div(p.stride[2], 2); }
+
+/// Outputs along W from one position to the next.
+constexpr int output_step(Problem const& p) { return p.stride[2] == 1 ? 2 : static_cast<int>(p.stride[2]); }
+
+constexpr int class_total(Problem const& p) { return static_cast<int>(p.stride[0] * p.stride[1]) * pairs_w(p); }
 
 /// Columns of x from one position to the next.
 constexpr int column_step(Problem const& p) { return p.stride[2] == 1 ? 2 : 1; }
 
-/// Columns of x that output parity `parity` reads, relative to a position's first.
-constexpr Window live_columns(Problem const& p, int parity) {
+constexpr int residue_w(Problem const& p, int pair, int parity) {
+  int const residue = 2 * pair + parity;
+  return residue < p.stride[2] ? residue : static_cast<int>(p.stride[2]) - 1;
+}
+
+/// Columns of x that a parity of a pair reads, relative to a position's first.
+constexpr Window live_columns(Problem const& p, int pair, int parity) {
   Axis const a = axis(p, 2);
-  if (a.stride == 2) return a.live(parity);
+  if (a.stride != 1) return a.live(residue_w(p, pair, parity));
   Window const w = a.live(0);
   return {w.lo + parity, w.count};
 }
 
-constexpr int tap_of_column(Problem const& p, int parity, int column) {
+constexpr int tap_of_column(Problem const& p, int pair, int parity, int column) {
   Axis const a = axis(p, 2);
-  return a.stride == 2 ? a.tap(parity, column) : a.tap(0, column - parity);
+  return a.stride != 1 ? a.tap(residue_w(p, pair, parity), column) : a.tap(0, column - parity);
 }
 
 /// What a tile reads around its positions: the union over residues.
@@ -71,7 +85,9 @@ constexpr Window rows_window(Problem const& p) {
   Axis const a = axis(p, 1);
   return reach(a.live(0), a.live(a.stride - 1));
 }
-constexpr Window columns_window(Problem const& p) { return reach(live_columns(p, 0), live_columns(p, 1)); }
+constexpr Window columns_window(Problem const& p) {
+  return reach(live_columns(p, 0, 0), live_columns(p, pairs_w(p) - 1, 1));
+}
 
 constexpr int channel_tiles(Problem const& p) { return ceil_div(p.out_channels, kTileChannels); }
 
@@ -104,13 +120,14 @@ struct Program {
 
 constexpr Program program(Problem const& p, int cls) {
   Axis const d = axis(p, 0), h = axis(p, 1);
-  int const residue[2] = {cls / h.stride, cls % h.stride};
+  int const pair = cls % pairs_w(p);
+  int const residue[2] = {cls / pairs_w(p) / h.stride, cls / pairs_w(p) % h.stride};
   return {d.live(residue[0]),
           h.live(residue[1]),
-          {live_columns(p, 0), live_columns(p, 1)},
+          {live_columns(p, pair, 0), live_columns(p, pair, 1)},
           {d.tap(residue[0], 0), h.tap(residue[1], 0)},
           {d.stride, h.stride},
-          {tap_of_column(p, 0, 0), tap_of_column(p, 1, 0)},
+          {tap_of_column(p, pair, 0, 0), tap_of_column(p, pair, 1, 0)},
           static_cast<int>(p.stride[2])};
 }
 
@@ -149,7 +166,7 @@ constexpr Slab slab(Problem const& p) {
 }
 
 /// 16-byte units from the start of a slab to the operand of row and column deltas counted from the window's start.
-constexpr int operand_offset(Problem const& p, int h, int w) { return (w * slab(p).pitch + h) * (128 / 16); }
+constexpr int operand_offset(int pitch, int h, int w) { return (w * pitch + h) * (128 / 16); }
 
 // Units: 8 KB of what one warp computes, that is 16 channels of 8 output rows (those of the class's
 // H residue) x 32 outputs: two
@@ -173,7 +190,8 @@ struct Tiling {
 
 constexpr Tiling tiling(Problem const& p) {
   Size3 const out = output_size(p);
-  int const extent[3] = {kGroups * static_cast<int>(p.stride[0]), kTileH * static_cast<int>(p.stride[1]), 2 * kTileW};
+  int const extent[3] = {kGroups * static_cast<int>(p.stride[0]), kTileH * static_cast<int>(p.stride[1]),
+                         output_step(p) * kTileW};
   Tiling t{};
   t.items = p.batch * channel_tiles(p) * class_total(p);
   for (int axis = 0; axis < 3; ++axis) {

@@ -2,7 +2,8 @@
 //
 // The streaming kernel, for problems whose weights do not fit beside everything else: persistent CTAs. Two consumer
 // warpgroups multiply and finish the outputs, one D pair each. Five warps feed them: one schedules and loads add, one
-// brings in weights, one x, and two store y.
+// brings in weights, one x, and two store y. Three more load add where boxes of the copy engine do not (five if y does
+// not go by boxes either: then the consumers store it).
 #pragma once
 
 #include "cutlass/arch/barrier.h"
@@ -19,10 +20,11 @@ struct Kernel {
   using Mainloop = StreamMainloop<T>;
   using Epilogue = StreamEpilogue<T, kChannelsLast, Tail>;
 
-  static constexpr int kFeedingWarps = 8;  // two warpgroups, for setmaxnreg; three warps are idle
+  static constexpr int kFeedingWarps = 8;  // two warpgroups, for setmaxnreg
   static constexpr int kThreads = kGroups * 128 + kFeedingWarps * 32;
   static constexpr int kConsumerRegisters = 208;
   static constexpr int kFeedingRegisters = 48;
+  static_assert(kFeedingWarps == 3 + kStoreWarps + kLoadWarps);
   static_assert(128 * kGroups * kConsumerRegisters + 32 * kFeedingWarps * kFeedingRegisters <= 65536);
   static constexpr int kScheduleReaders = kGroups * 4 + 2;  // warps: consumers, weights, x
 
@@ -48,8 +50,8 @@ struct Kernel {
 
     if (thread == 0) {
       Mainloop::init(shared.mainloop);
-      Epilogue::init(shared.epilogue);
-      TileScheduler::init(shared.scheduler, kScheduleReaders);
+      Epilogue::init(shared.epilogue, params);
+      TileScheduler::init(shared.scheduler, kScheduleReaders + Epilogue::load_warps(params));
       shared.nan_seen = 0;
       cutlass::arch::fence_barrier_init();
     }
@@ -67,7 +69,10 @@ struct Kernel {
         Mainloop::load_pieces(params, shared.mainloop, shared.scheduler, slots);
       } else if (role == 2) {
         Mainloop::load_x(params, shared.mainloop, shared.scheduler, stages);
-      } else if (role < 3 + kStoreWarps && leader) {
+      } else if (role >= kFeedingWarps - Epilogue::load_warps(params)) {
+        Epilogue::load_by_warp(params, shared.scheduler, shared.epilogue, ring, kFeedingWarps - 1 - role,
+                               Epilogue::load_warps(params));
+      } else if (role >= 3 && role < 3 + kStoreWarps && leader && !Epilogue::stores_by_consumers(params)) {
         Epilogue::store(params.epilogue, shared.epilogue, ring, role - 3);
       }
     } else {
@@ -103,11 +108,19 @@ struct Kernel {
       Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc);
       nan_seen = nan_seen || Mainloop::holds_nan(acc);
       typename Epilogue::Channels const channels = Epilogue::channels(e, item, warp, lane);
-      Epilogue::template update<0>(e, shared.epilogue, ring, unit, lane, channels, acc);
+      Epilogue::template update<0>(params, shared.epilogue, ring, unit, lane, channels, acc);
       if constexpr (Epilogue::kUnits == 2) {
         UnitState second = unit;
         second.advance(4, e.ring);
-        Epilogue::template update<1>(e, shared.epilogue, ring, second, lane, channels, acc);
+        Epilogue::template update<1>(params, shared.epilogue, ring, second, lane, channels, acc);
+      }
+      if (Epilogue::stores_by_consumers(params)) {
+        UnitState done = unit;
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int i = 0; i < Epilogue::kUnits; ++i) {
+          Epilogue::store_by_consumer(params, shared.epilogue, ring, done, lane);
+          done.advance(4, e.ring);
+        }
       }
       advance(unit, Epilogue::kTileUnits, e.ring);
     }
@@ -117,7 +130,7 @@ struct Kernel {
     if (nan_seen) *static_cast<int32_t volatile*>(&shared.nan_seen) = 1;
     cutlass::arch::NamedBarrier::sync(kGroups * 128, 0);
     if (*static_cast<int32_t volatile*>(&shared.nan_seen) != 0) {
-      shared.epilogue.stored.wait(0);
+      if (!Epilogue::stores_by_consumers(params)) shared.epilogue.stored.wait(0);
       asm volatile("fence.proxy.async;" ::: "memory");
       recompute(params, threadIdx.x);
     }
@@ -135,16 +148,17 @@ struct Kernel {
     for (int number = 0; number < params.scheduler.runs; ++number) {
       if (owners[number] != 1 + static_cast<int>(blockIdx.x)) continue;
       Item const item = decode(params, number);
+      Residues const r = residues(params, item.cls);
       int const outputs = kGroups * kTileChannels * kTileH * 2 * kTileW;
       for (int i = thread; i < outputs; i += kGroups * 128) {
         int rest = i;
-        int const ow = item.w * 2 * kTileW + rest % (2 * kTileW);
+        Column const at = params.plain.extent.columns.at(item.w * 2 * kTileW + rest % (2 * kTileW), r.pair);
         rest /= 2 * kTileW;
-        int const oh = params.stride_h * (item.h * kTileH + rest % kTileH) + item.cls % params.stride_h;
+        int const oh = params.stride_h * (item.h * kTileH + rest % kTileH) + r.h;
         rest /= kTileH;
         int const c = item.channel + rest % kTileChannels;
-        int const od = params.stride_d * (item.d + rest / kTileChannels) + item.cls / params.stride_h;
-        recompute_output<T>(params.x, params.epilogue, params.cold, item.n, c, od, oh, ow);
+        int const od = params.stride_d * (item.d + rest / kTileChannels) + r.d;
+        if (at.inside) recompute_output<T>(params.x, params.epilogue, params.cold, item.n, c, od, oh, at.ow);
       }
     }
   }

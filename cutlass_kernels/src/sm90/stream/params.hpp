@@ -6,6 +6,8 @@
 #include "prepare/prepare.hpp"
 #include "sm90/launch.hpp"
 #include "sm90/stream/config.hpp"
+#include "sm90/stream/plain_map.hpp"
+#include "sm90/stream/rows.hpp"
 
 namespace convt3d::sm90::stream {
 
@@ -13,7 +15,13 @@ namespace convt3d::sm90::stream {
 struct DeviceClass {
   int32_t first_piece;  // in the channel tile
   int32_t depth_lo, depth_count, height_count, width_count[2];
-  int32_t operand_offset[kMaxPieces];  // of each piece of a slab, in 16-byte units
+  int16_t operand_offset[kMaxPieces];  // of each piece of a slab, in 16-byte units
+};
+
+/// How add and y are moved.
+struct PlainParams {
+  Paths path;
+  PlainExtent extent;
 };
 
 struct StreamParams {
@@ -23,6 +31,7 @@ struct StreamParams {
   EpilogueParams epilogue;
   SchedulerParams scheduler;  // one class; runs are items
   ColdParams cold;
+  PlainParams plain;
   unsigned char const* pieces;
   int32_t tile_pieces;
   int32_t slots;
@@ -30,6 +39,7 @@ struct StreamParams {
   int32_t tile_columns;  // of x, from one tile along W to the next
   DeviceClass cls[kMaxClasses];
   cutlass::FastDivmod divide_classes, divide_channels, divide_tiles_d, divide_tiles_h, divide_tiles_w;
+  cutlass::FastDivmod divide_pairs, divide_stride_h;  // of a class: pair along W, H residue, D residue
 };
 
 /// One tile.

@@ -23,4 +23,17 @@ CUTLASS_DEVICE Item decode(StreamParams const& p, int number) {
   return it;
 }
 
+/// The residues of a class: along D and H, and the pair of residues along W.
+struct Residues {
+  int d, h, pair;
+};
+
+CUTLASS_DEVICE Residues residues(StreamParams const& p, int cls) {
+  Residues r;
+  int rest;
+  p.divide_pairs(rest, r.pair, cls);
+  p.divide_stride_h(r.d, r.h, rest);
+  return r;
+}
+
 }  // namespace convt3d::sm90::stream
