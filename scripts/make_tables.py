@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +54,7 @@ def kind_of(data: Data) -> str | None:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     lines.insert(1, "|" + "---|" * len(header))
-    return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"
+    return re.sub(r"\|  (?=\|)", "| ", "\n".join(lines)) + "\n"
 
 
 def ms(value: float) -> str:
