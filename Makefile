@@ -64,20 +64,25 @@ build:
 	@scripts/build_native.sh -DCONVT3D_BUILD_TESTS=OFF
 
 # In an own environment the CUDA library can always be built, so its tests must not be skipped. Without GoogleTest
-# the Python tests still run, and the status still says that something is missing.
+# the Python tests still run, and the status still says that something is missing. The log's last lines are the verdict.
 test:
 	@$(call setup,test cutlass cuda build)
 	@$(if $(HAS_GPU),$(PYTHON) scripts/gpu_torch.py || echo "test: tests that need torch's CUDA are skipped", \
 	   echo "test: no NVIDIA GPU on this machine: tests that need one are built but skipped")
-	@status=0; cpp=ON; \
+	@status=0; cpp=ON; verdict=; \
+	 heading() { printf '\n==== %s\n' "$$1"; }; \
+	 verdict() { [ $$2 -eq 0 ] && word=passed || { word=FAILED; status=1; }; verdict="$$verdict, $$1 $$word"; }; \
+	 heading "build"; \
 	 scripts/setup_env.sh $(if $(OWN_ENV),gtest,has-gtest) || { status=1; cpp=OFF; }; \
-	 scripts/build_native.sh -DCONVT3D_BUILD_TESTS=$$cpp || exit 1; \
+	 scripts/build_native.sh -DCONVT3D_BUILD_TESTS=$$cpp || { echo "test: the build FAILED"; exit 1; }; \
 	 if [ $$cpp = ON ]; then \
-	   $(TEST_CPP) || status=1; \
-	   { $(TEST_HOST); } || status=1; \
+	   heading "C++ tests"; $(TEST_CPP); verdict "C++ tests" $$?; \
+	   heading "host code under sanitizers"; { $(TEST_HOST); }; verdict "host code under sanitizers" $$?; \
 	 fi; \
-	 $(TEST_PYTHON) || status=1; \
+	 heading "Python tests"; $(TEST_PYTHON); verdict "Python tests" $$?; \
+	 heading "verdict"; echo "test: $${verdict#, }"; \
 	 [ $$cpp = ON ] || echo "test: the C++ tests were NOT built: GoogleTest is missing, see above"; \
+	 [ $$status -eq 0 ] && echo "test: everything passed" || echo "test: FAILED"; \
 	 exit $$status
 
 # The parts of `test`: on what is built already, and the host code alone (no CUDA, no torch) under sanitizers.

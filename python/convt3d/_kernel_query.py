@@ -132,6 +132,18 @@ def version() -> str | None:
     return None if lib is None else lib.convt3d_version().decode()
 
 
+NO_DRIVER = "no NVIDIA driver (libcuda.so.1 not found)"
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is installed, of whatever version."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def current_device() -> tuple[Device | None, str]:
     """The library's view of the current CUDA device, or None and why it cannot use one."""
     lib = library()
@@ -139,7 +151,8 @@ def current_device() -> tuple[Device | None, str]:
         return None, why_no_library()
     device, message = _CDevice(), ctypes.create_string_buffer(_MESSAGE_BYTES)
     if lib.convt3d_current_device(ctypes.byref(device), message, _MESSAGE_BYTES) != _OK:
-        return None, message.value.decode()
+        # Without a driver CUDA's runtime finds that of version 0 too old.
+        return None, message.value.decode() if has_driver() else NO_DRIVER
     return Device(device.compute_capability, device.multiprocessors), ""
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,3 +133,27 @@ def test_platform_tag_heeds_every_runtime(versions: tuple[str, ...], tag: str) -
 
 def test_a_foreign_library_makes_no_manylinux_wheel() -> None:
     assert platform_tag([Library(needed=("libpython3.11.so.1.0",))]) == f"linux_{platform.machine()}"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize(("host", "gtest"), [("true", True), ("false", True), ("true", False)])
+def test_the_log_of_make_test_ends_with_the_verdict(tmp_path: Path, host: str, gtest: bool) -> None:
+    (tmp_path / "Makefile").write_text((SCRIPTS.parent / "Makefile").read_text())
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "gpu_torch.py").write_text("")
+    for name, status in (("setup_env.sh", int(not gtest)), ("build_native.sh", 0)):
+        (scripts / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (scripts / name).chmod(0o755)
+    parts = ["TEST_CPP=true", f"TEST_HOST={host}", "TEST_PYTHON=true", f"PYTHON={sys.executable}"]
+    done = subprocess.run(["make", "test", *parts], cwd=tmp_path, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert "==== Python tests" in lines and "==== build" in lines
+    if not gtest:
+        assert done.returncode != 0 and lines[-4:-2] == ["==== verdict", "test: Python tests passed"]
+        assert "NOT built" in lines[-2] and lines[-1] == "test: FAILED"
+    elif host == "false":
+        wanted = "test: C++ tests passed, host code under sanitizers FAILED, Python tests passed"
+        assert done.returncode != 0 and lines[-3:] == ["==== verdict", wanted, "test: FAILED"]
+    else:
+        assert done.returncode == 0 and lines[-1] == "test: everything passed"

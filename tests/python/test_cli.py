@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from convt3d import conv_transpose3d
-from convt3d.cli import call, check, main
+from convt3d.cli import bench, call, check, main
 from convt3d.cli.call import CallSpec, add_call_arguments, spec_of
 from convt3d.cli.timing import CpuTimer, interleaved
 
@@ -124,6 +124,9 @@ def test_check(capsys: pytest.CaptureFixture[str], plain: bool) -> None:
     out = capsys.readouterr().out
     assert "All 16 results are within the bound." in out
     assert out.count("good") == 16
+    rows = [line for line in out.splitlines() if "good" in line]
+    assert max(map(len, rows)) <= 80  # what a terminal or a pipe has: nothing is folded
+    assert all("nnU-Net's step and skip" in row or "odd output rows" in row for row in rows)
 
 
 @pytest.mark.usefixtures("two_calls")
@@ -139,7 +142,7 @@ def test_check_finds_what_is_wrong(
     assert main(["check", "--device", "cpu", "--plain"]) == 1
     out = capsys.readouterr().out
     # Half a unit in the last place of bf16 may hide it.
-    assert out.count("\nWRONG: odd output rows, fp32") == 4
+    assert [out.count(f"\nWRONG: odd output rows, {mode}") for mode in ("fp32", "tf32")] == [2, 2]
 
 
 def test_check_of_every_call_on_a_gpu_is_valid() -> None:
@@ -157,6 +160,30 @@ def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert record["call"]["activation"] == "gelu" and record["path"] == "cpu"
     assert len(record["runs_ms"]["convt3d"]) == 5 and record["median_ms"]["PyTorch eager"] > 0
     assert ("No picture" in out) != (tmp_path / "bench.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "size", "said"),
+    [
+        (["--device", "cpu"], 1, 16, True),
+        (["--device", "cpu", "--shape", "2", "32"], 2, 32, False),
+        (["--device", "cuda"], 2, 32, False),
+    ],
+)
+def test_the_call_that_bench_takes_by_itself(
+    options: list[str],
+    batch: int,
+    size: int,
+    said: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A smaller one on a CPU, where it says so."""
+    specs: list[call.CallSpec] = []
+    monkeypatch.setattr(bench, "bench", lambda console, spec, *rest: specs.append(spec) or 0)
+    assert main(["bench", *options]) == 0
+    assert (specs[0].batch, specs[0].size) == (batch, (size,) * 3)
+    assert ("smaller call" in capsys.readouterr().out) == said
 
 
 @pytest.mark.parametrize("wrong", [["--padding", "99"], ["--output", __file__]], ids=["call", "folder"])

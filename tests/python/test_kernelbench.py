@@ -31,6 +31,16 @@ def test_the_packages_file_by_the_rules(capsys: pytest.CaptureFixture[str], tmp_
     assert (tmp_path / "out.json").is_file()
 
 
+def test_a_cpu_takes_a_smaller_batch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load("run")
+    batches: list[int] = []
+    monkeypatch.setattr(run, "check", lambda ours, theirs, device, batch: batches.append(batch) or (0.0, 5))
+    assert run.main(["--device", "cpu"]) == 0 and batches == [run.CPU_BATCH]
+    assert "the problem's batch is 128" in capsys.readouterr().out
+
+
 def test_a_wrong_model_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     run = load("run")
 

@@ -26,8 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return check(console, arguments.device, arguments.seed)
     if arguments.command in ("bench", "explain"):
-        from .call import spec_of
+        from .call import SHAPE, SHAPE_TIMED_ON_CPU, spec_of
 
+        if arguments.command == "bench" and arguments.shape is None and _on_cpu(arguments.device):
+            arguments.shape = SHAPE_TIMED_ON_CPU
+            console.line(f"On a CPU a smaller call than on a GPU, where --shape is {' '.join(SHAPE)}.")
         try:
             spec = spec_of(arguments)
         except ValueError as error:
@@ -87,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     for command in (bench, explain):
         add_call_arguments(command)
     return parser
+
+
+def _on_cpu(device: str) -> bool:
+    import torch
+
+    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
 
 def _positive(text: str) -> int:

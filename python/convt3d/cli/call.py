@@ -25,6 +25,8 @@ DTYPES = {
     "fp64": torch.float64,
 }
 _LARGEST = 2**63 - 1
+SHAPE = ["2", "32"]  # where none is given
+SHAPE_TIMED_ON_CPU = ["1", "16"]  # a sixteenth of the work: seconds instead of a minute
 LAYOUTS = {"ncdhw": torch.contiguous_format, "ndhwc": torch.channels_last_3d}
 
 
@@ -185,7 +187,7 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that describe a call; read by :func:`spec_of`."""
     group = parser.add_argument_group("the call", "numbers may be separated by spaces, commas or x")
     add = group.add_argument
-    add("--shape", nargs="+", default=["2", "32"], metavar="N", help="N D H W, or N and one size (2 32)")
+    add("--shape", nargs="+", metavar="N", help="N D H W, or N and one size (2 32; bench on a CPU: 1 16)")
     add("--channels", nargs="+", default=["64", "32"], metavar="C", help="of input and output (64 32)")
     add("--kernel", nargs="+", default=["3"], metavar="K", help="one, or D H W (3)")
     add("--stride", nargs="+", default=["2"], metavar="S", help="one, or D H W (2)")
@@ -209,7 +211,7 @@ def spec_of(arguments: argparse.Namespace) -> CallSpec:
     Raises:
         ValueError: options that contradict each other.
     """
-    shape = _numbers("--shape", arguments.shape, (2, 4))
+    shape = _numbers("--shape", arguments.shape or SHAPE, (2, 4))
     channels = _numbers("--channels", arguments.channels, (2,))
     size = _triple(shape[1:])
     kernel = _triple(_numbers("--kernel", arguments.kernel, (1, 3)))

@@ -20,21 +20,21 @@ _NONE, _ONE, _TWO, _FOUR = (0, 0, 0), (1, 1, 1), (2, 2, 2), (4, 4, 4)
 # What networks run, in sizes that a CPU takes in seconds.
 CALLS = (
     CallSpec(2, 32, 64, (8, 8, 8), add=True, activation="x_hardswish", name="the reference, smaller"),
-    CallSpec(2, 64, 32, (8, 8, 8), _TWO, _TWO, _NONE, _NONE, skip=32, name="nnU-Net's step, with its skip"),
-    CallSpec(1, 32, 32, (6, 7, 9), _TWO, _TWO, _NONE, _NONE, add=True, name="SegResNet's step, odd sizes"),
+    CallSpec(2, 64, 32, (8, 8, 8), _TWO, _TWO, _NONE, _NONE, skip=32, name="nnU-Net's step and skip"),
+    CallSpec(1, 32, 32, (6, 7, 9), _TWO, _TWO, _NONE, _NONE, add=True, name="SegResNet's, odd sizes"),
     CallSpec(1, 96, 48, (8, 8, 8), _FOUR, _TWO, _ONE, _NONE, activation="relu", name="VQVAE's step"),
     CallSpec(1, 48, 24, (8, 8, 6), (3, 3, 1), (2, 2, 1), (1, 1, 0), (1, 1, 0), add=True, name="anisotropic"),
     CallSpec(
         1, 32, 16, (7, 7, 7), output_padding=_NONE, bias=False, add=True, add_order="after",
         activation="leaky_relu", name="odd output rows",
     ),
-    CallSpec(1, 20, 12, (5, 6, 7), activation="gelu", name="channels off the access width"),
+    CallSpec(1, 20, 12, (5, 6, 7), activation="gelu", name="odd channel counts"),
     CallSpec(1, 16, 16, (6, 6, 6), groups=4, activation="silu", name="groups"),
     CallSpec(1, 8, 8, (6, 6, 6), dilation=(2, 1, 2), activation="elu", name="dilation"),
 )  # fmt: skip
 MODES = (
     ("fp32", torch.float32, "ieee"),
-    ("fp32 (TF32)", torch.float32, "tf32"),
+    ("tf32", torch.float32, "tf32"),
     ("fp16", torch.float16, "default"),
     ("bf16", torch.bfloat16, "default"),
 )
@@ -67,9 +67,9 @@ def check(console: Console, device: str = "auto", seed: int = 0) -> int:
             progress.start(spec.name)
             rows.append(_row(spec, device, seed))
             progress.done(spec.name)
-    columns = ("call", "type", "layout", "path", "max error", "of the bound", "PyTorch's max error", "")
-    reference = "float64 (TF32: of rounded operands)"
-    title = f"against {reference}, on {device}; the bound is docs/numerics.md's"
+    columns = ("call", "type", "layout", "path", "error", "of bound", "PyTorch", "")
+    reference = "float64 (tf32: fp32 tensors, float64 of their values rounded to TF32)"
+    title = f"Largest errors against {reference}, on {device}; the bound is docs/numerics.md's"
     console.table(title, columns, [r.cells for r in rows])
     failures = [row.failure for row in rows if row.failure]
     for text in failures:

@@ -57,10 +57,19 @@ class Console:
 def _rich_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
 ) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold")
+    # No lines between columns: eight of them have to fit 80 characters, which is what a pipe gets.
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     for name, to_right in zip(columns, right, strict=True):
         table.add_column(name, justify="right" if to_right else "left", overflow="fold")
     for row in rows:

@@ -28,12 +28,10 @@ def info(console: Console) -> int:
 
 def driver_version() -> str:
     """The CUDA version that the installed NVIDIA driver supports, or why there is none."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no NVIDIA driver (libcuda.so.1 not found)"
+    if not _kernel_query.has_driver():
+        return _kernel_query.NO_DRIVER
     version = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+    if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
         return "an NVIDIA driver that does not answer"
     return f"supports CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
