@@ -5,6 +5,7 @@
 #include <cinttypes>
 
 #include "checks.hpp"
+#include "groups.hpp"
 
 namespace convt3d {
 namespace {
@@ -21,12 +22,21 @@ Family const* find(FamilyList families, int32_t kernel) {
   return nullptr;
 }
 
+bool takes(Family const& family, Problem const& problem, convt3d_device const& device) {
+  Message ignored(nullptr, 0);
+  return family.supported(problem, device, ignored) == CONVT3D_OK;
+}
+
+/// What a family is asked for, and runs for each group: the problem as it is, if it takes that, or else one group.
+Problem part_of(Family const& family, Problem const& problem, convt3d_device const& device) {
+  bool const whole = problem.groups == 1 || problem.groups > kMaxGroupRuns || takes(family, problem, device);
+  return whole ? problem : one_group(problem);
+}
+
 bool takes_small_form(FamilyList families, Problem const& problem, convt3d_device const& device) {
   if (families.small == nullptr) return false;
   Family const* const usual = find(families, families.small->id);
-  Message ignored(nullptr, 0);
-  return usual != nullptr && families.small->supported(problem, device, ignored) == CONVT3D_OK &&
-         usual->supported(problem, device, ignored) == CONVT3D_OK;
+  return usual != nullptr && takes(*families.small, problem, device) && takes(*usual, problem, device);
 }
 
 Status check_device(convt3d_device const& device, Message& message) {
@@ -41,12 +51,20 @@ Status choose_fastest(FamilyList families, Problem const& problem, convt3d_devic
                       Message& message) {
   char reasons[512];
   Message all_reasons(reasons, sizeof reasons);
+  if (problem.groups > 1) {  // all groups in one launch, where a family has that
+    for (Family const* family : families) {
+      if (!takes(*family, problem, device)) continue;
+      *chosen = family;
+      return CONVT3D_OK;
+    }
+  }
   for (Family const* family : families) {
     char reason[256];
     Message one_reason(reason, sizeof reason);
-    if (family->supported(problem, device, one_reason) == CONVT3D_OK) {
+    Problem const part = part_of(*family, problem, device);
+    if (family->supported(part, device, one_reason) == CONVT3D_OK) {
       if (*chosen == nullptr) *chosen = family;
-      if (family->worthwhile != nullptr && !family->worthwhile(problem, device)) continue;
+      if (family->worthwhile != nullptr && !family->worthwhile(part, device)) continue;
       *chosen = family;
       return CONVT3D_OK;
     }
@@ -107,7 +125,7 @@ Status supported(FamilyList families, Problem const& problem, int32_t kernel, co
   if (family == nullptr) {
     return message.fail(CONVT3D_NOT_SUPPORTED, "kernel %s is not compiled into this library", kernel_name(kernel));
   }
-  return family->supported(problem, device, message);
+  return family->supported(part_of(*family, problem, device), device, message);
 }
 
 Status make_plan(FamilyList families, Problem const& problem, int32_t kernel, convt3d_device const& device,
@@ -126,7 +144,8 @@ Status make_plan(FamilyList families, Problem const& problem, int32_t kernel, co
     if (status == CONVT3D_OK) family = find(families, kernel);
   }
   if (status != CONVT3D_OK) return status;
-  *plan = convt3d_plan{static_cast<int32_t>(family->id), 0, family->workspace_bytes(problem, device)};
+  size_t const workspace_bytes = family->workspace_bytes(part_of(*family, problem, device), device);
+  *plan = convt3d_plan{static_cast<int32_t>(family->id), 0, workspace_bytes};
   return CONVT3D_OK;
 }
 
@@ -143,7 +162,8 @@ Status forward(FamilyList families, Problem const& problem, convt3d_plan const& 
                         kernel_name(plan.kernel), plan.reserved);
   }
   Family const* family = find(families, plan.kernel);
-  size_t const needed = std::max(plan.workspace_bytes, family->workspace_bytes(problem, device));
+  Problem const part = part_of(*family, problem, device);
+  size_t const needed = std::max(plan.workspace_bytes, family->workspace_bytes(part, device));
   if (tensors.workspace_bytes < needed) {
     return message.fail(CONVT3D_WORKSPACE_TOO_SMALL, "workspace_bytes is %zu, but %zu are needed",
                         tensors.workspace_bytes, needed);
@@ -152,7 +172,11 @@ Status forward(FamilyList families, Problem const& problem, convt3d_plan const& 
     status = checks::check_pointer("workspace", tensors.workspace, checks::kWorkspaceAlignment, message);
   }
   if (status != CONVT3D_OK) return status;
-  return family->run(problem, plan, tensors, stream, message);
+  if (part.groups == problem.groups) return family->run(problem, plan, tensors, stream, message);
+  for (int64_t group = 0; group < problem.groups && status == CONVT3D_OK; ++group) {
+    status = family->run(part, plan, group_tensors(problem, tensors, group), stream, message);
+  }
+  return status;
 }
 
 }  // namespace convt3d

@@ -13,6 +13,7 @@
 #include "convt3d/activation.hpp"
 #include "convt3d/convt3d.h"
 #include "dispatch.hpp"
+#include "groups.hpp"
 
 namespace convt3d {
 namespace {
@@ -38,8 +39,9 @@ Family const kFakeSm90{CONVT3D_KERNEL_SM90,
 Family const kFakeSm80{
     CONVT3D_KERNEL_SM80,
     [](Problem const& p, convt3d_device const&, Message& message) {
-      if (p.groups == 1) return CONVT3D_OK;
-      return message.fail(CONVT3D_NOT_SUPPORTED, "sm80: groups is %d", static_cast<int>(p.groups));
+      if (p.groups != 1) return message.fail(CONVT3D_NOT_SUPPORTED, "sm80: groups is %d", static_cast<int>(p.groups));
+      if (p.dilation[0] == 1) return CONVT3D_OK;
+      return message.fail(CONVT3D_NOT_SUPPORTED, "sm80: dilation is %d", static_cast<int>(p.dilation[0]));
     },
     [](Problem const& p, convt3d_device const&) -> size_t { return static_cast<size_t>(64 * p.batch); },
     [](Problem const&, convt3d_plan const&, convt3d_tensors const&, void*, Message&) {
@@ -114,10 +116,24 @@ TEST_F(Dispatch, AForcedKernelIsTakenOrRefused) {
 }
 
 TEST_F(Dispatch, EveryFamilysReasonIsGiven) {
-  problem.groups = 2;
+  problem.dilation[0] = 2;
   Message message(text, sizeof text);
   EXPECT_EQ(make_plan(kFakes, problem, CONVT3D_KERNEL_AUTO, kAmpere, &plan, message), CONVT3D_NOT_SUPPORTED);
-  EXPECT_STREQ(text, "sm90: needs compute capability 90, not 80; sm80: groups is 2");
+  EXPECT_STREQ(text, "sm90: needs compute capability 90, not 80; sm80: dilation is 2");
+}
+
+TEST_F(Dispatch, GroupsThatAFamilyDoesNotTakeRunOneAfterTheOther) {
+  Message message(text, sizeof text);
+  problem.in_channels = problem.out_channels = 12;
+  problem.groups = 3;
+  test::pack(problem, test::Layout::kNcdhw);
+  ASSERT_EQ(make_plan(kFakes, problem, CONVT3D_KERNEL_SM80, kHopper, &plan, message), CONVT3D_OK);
+  runs_of_sm80 = 0;
+  EXPECT_EQ(forward(kFakes, problem, plan, tensors, kHopper, nullptr, message), CONVT3D_OK) << text;
+  EXPECT_EQ(runs_of_sm80, 3);
+  problem.in_channels = problem.out_channels = problem.groups = kMaxGroupRuns + 1;
+  test::pack(problem, test::Layout::kNcdhw);
+  EXPECT_EQ(make_plan(kFakes, problem, CONVT3D_KERNEL_SM80, kHopper, &plan, message), CONVT3D_NOT_SUPPORTED);
 }
 
 TEST_F(Dispatch, ALibraryWithoutKernelsSaysSo) {
@@ -205,7 +221,7 @@ TEST_F(Dispatch, AutoAloneTakesTheSmallForm) {
   ASSERT_EQ(plan_for(2, CONVT3D_KERNEL_AUTO), CONVT3D_OK);
   EXPECT_EQ(plan.kernel, CONVT3D_KERNEL_SM90);
   EXPECT_EQ(plan.reserved, 0);
-  problem.groups = 2;  // which the family itself does not take
+  problem.dilation[0] = 2;  // which the family itself does not take
   ASSERT_EQ(plan_for(1, CONVT3D_KERNEL_AUTO), CONVT3D_OK);
   EXPECT_EQ(plan.kernel, CONVT3D_KERNEL_SM90);
   EXPECT_EQ(make_plan(kFakesWithSmall, problem, CONVT3D_KERNEL_AUTO, kAmpere, &plan, message), CONVT3D_NOT_SUPPORTED);

@@ -184,6 +184,16 @@ NAMED = (
     Case(name="localnet", cin=16, cout=8, bias=False, activation="relu", add_order="after"),
     Case(name="mednext-depthwise", cin=12, cout=12, groups=12, add="none"),
     Case(
+        name="mednext-depthwise-k5",
+        cin=40,
+        cout=40,
+        groups=40,
+        kernel=(5, 5, 5),
+        padding=(2, 2, 2),
+        output_padding=(0, 0, 0),
+    ),
+    Case(name="depthwise-two-for-one", cin=6, cout=12, groups=6, stride=(1, 2, 3), output_padding=(0, 1, 2)),
+    Case(
         name="mednext-k1",
         cin=8,
         cout=4,

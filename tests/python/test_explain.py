@@ -82,7 +82,10 @@ def test_the_fallback_on_a_gpu_promises_less(force_kernel: Callable[[str], None]
 @pytest.mark.parametrize(
     ("changes", "reasons"),
     [
-        ({"groups": 2}, {"sm90": "groups", "sm80": "groups"}),
+        (
+            {"cin": 33, "cout": 33, "groups": 33, "stride": (9, 1, 1), "output_padding": (0, 0, 0)},
+            {"sm90": "groups is 33", "sm80": "with groups, a stride is 9"},
+        ),
         ({"dtype": torch.float64}, {"sm90": "torch.float64", "sm80": "torch.float64"}),
         ({"dtype": torch.complex64, "activation": "none"}, {"sm90": "complex64", "sm80": "complex64"}),
         ({"batch": 0}, {"sm90": "the output is empty", "sm80": "the output is empty"}),

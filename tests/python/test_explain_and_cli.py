@@ -165,7 +165,7 @@ def test_the_loaders_own_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(torch.cuda.is_available() and not is_hopper(), reason="the GPU here is not an SM90 one")
 def test_what_the_gpu_tests_expect_of_each_family(library: None, force_kernel: Callable[[str], None]) -> None:
-    """Their calls, answered for an SM90 GPU: sm80 refuses groups alone, sm90 takes most of its own."""
+    """Their calls, answered for an SM90 GPU: sm80 takes all, sm90 most of its own."""
     rng = random.Random(0)
     calls = [random_hopper_case(rng) for _ in range(40)]
     force_kernel("sm90")
@@ -173,8 +173,7 @@ def test_what_the_gpu_tests_expect_of_each_family(library: None, force_kernel: C
     force_kernel("sm80")
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     for case in (*calls, *NAMED, *random_cases(1000, 60, dtypes)):
-        expected = "sm80" if case.groups == 1 else "aten + tail"
-        assert case.explain(case.make("meta")).path == expected, case
+        assert case.explain(case.make("meta")).path == "sm80", case
 
 
 def test_explain_raises_what_the_call_raises() -> None:

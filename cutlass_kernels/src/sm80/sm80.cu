@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sm80 family behind the library's Family interface: what it supports, its workspace, and a run: pre-pass, then
-// the kernel that select.hpp chose.
+// the kernel that select.hpp chose. Groups of few channels have kernels of their own.
 #include "family.hpp"
 #include "sm80/conditional.hpp"
+#include "sm80/grouped/grouped.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/select.hpp"
 
@@ -16,7 +17,7 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
                         static_cast<long long>(value), limit);
   };
   if (device.compute_capability < 80) return no("compute capability", device.compute_capability, "80 and above");
-  if (p.groups != 1) return no("groups", p.groups, "1");
+  if (p.groups != 1) return grouped::supported(p, message);
   for (int64_t s : p.stride) {
     if (s > prepare::kMaxClasses) return no("a stride", s, "a product of strides of at most 64");
   }
@@ -59,7 +60,8 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
 }
 
 size_t workspace_bytes(Problem const& p, convt3d_device const&) {
-  return element_count(y_shape(p)) == 0 ? 0 : size_t(operand_layout(p).total_bytes);
+  if (p.groups != 1 || element_count(y_shape(p)) == 0) return 0;
+  return size_t(operand_layout(p).total_bytes);
 }
 
 // Whether the code in here that a device of compute capability 9.0 runs was compiled for it. Code for SM80 has no
@@ -96,6 +98,7 @@ Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* 
 }
 
 Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors, void* stream, Message& message) {
+  if (p.groups != 1) return grouped::run(p, tensors, stream, message);
   return enqueue(p, tensors, nullptr, 0, static_cast<cudaStream_t>(stream), message);
 }
 

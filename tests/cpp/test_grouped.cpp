@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Problems with groups: what the kernels for few channels take, how they cut a problem into thread blocks, which taps
+// meet in a cell, and one group as a problem of its own.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cases.hpp"
+#include "groups.hpp"
+#include "sm80/grouped/grouped.hpp"
+
+namespace convt3d::sm80::grouped {
+namespace {
+
+using test::Layout;
+
+Problem problem(int64_t groups, int64_t inputs, int64_t outputs, int64_t size, int64_t kernel, int64_t stride,
+                Layout layout = Layout::kNcdhw) {
+  Problem p = test::cubic_problem(2, groups * inputs, groups * outputs, size, kernel, stride, kernel / 2, 0, layout);
+  p.groups = groups;
+  test::pack(p, layout);
+  return p;
+}
+
+std::string refusal(Problem const& p) {
+  char text[256] = "";
+  Message message(text, sizeof text);
+  return supported(p, message) == CONVT3D_OK ? "" : text;
+}
+
+TEST(Grouped, TakesMedNeXtAndSmallGroups) {
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    for (int64_t kernel : {1, 3, 5, 7}) EXPECT_EQ(refusal(problem(32, 1, 1, 64, kernel, 2, layout)), "") << kernel;
+    EXPECT_EQ(refusal(problem(8, 4, 3, 16, 3, 2, layout)), "");
+    EXPECT_EQ(refusal(problem(100, 8, 8, 16, 3, 2, layout)), "") << "too many groups for a launch each";
+  }
+}
+
+TEST(Grouped, RefusesWhatDoesNotFit) {
+  auto const with = [](auto change) {
+    Problem p = problem(32, 1, 1, 16, 3, 2);
+    change(p);
+    return refusal(p);
+  };
+  std::string const groups = "sm80: with groups, ";
+  EXPECT_EQ(with([](Problem& p) { p.in_channels = 160; }),
+            groups + "the input channels of one is 5, the kernel takes at most 4");
+  EXPECT_EQ(with([](Problem& p) { p.stride[0] = 9; }), groups + "a stride is 9, the kernel takes at most 8");
+  EXPECT_EQ(with([](Problem& p) { p.kernel[0] = p.kernel[1] = p.kernel[2] = 23; }),
+            groups + "the number of taps is 12167, the kernel takes at most 11264");
+  EXPECT_EQ(refusal(problem(32, 1, 1, 16, 8, 2, Layout::kNdhwc)),
+            groups + "the weights of a thread block is 16384, the kernel takes at most 11264");
+  EXPECT_EQ(with([](Problem& p) { p.x_stride[2] = int64_t{1} << 28; }),
+            groups + "the distance within a channel of x is 4026532095, the kernel takes less than 2^31 elements");
+  EXPECT_EQ(with([](Problem& p) { p.batch = int64_t{1} << 30; }),
+            groups + "the batch is 1073741824, the kernel takes less than 2^31 tiles of all samples");
+  EXPECT_EQ(with([](Problem& p) { p.in_size[0] = p.in_size[1] = p.in_size[2] = 1 << 12; }),
+            groups + "the number of voxels is 17179869184, the kernel takes less than 2^31 in each residue class");
+}
+
+TEST(Grouped, TilesHoldEveryPosition) {
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    for (int64_t size : {2, 3, 17, 64}) {
+      for (int64_t stride : {1, 2, 3}) {
+        for (int64_t kernel : {2, 3, 5}) {
+          for (int64_t channels : {2, 31, 33, 64}) {
+            Problem const p = problem(channels, 1, 1, size, kernel, stride, layout);
+            int64_t const outputs_of_position = takes_cells(p) ? 4 * cells_of_position(p) : stride == 2 ? 2 : 1;
+            Size5 const y = y_shape(p);
+            EXPECT_GE(class_count(p) * positions(p) * outputs_of_position, y[2] * y[3] * y[4]);
+            for (int64_t index = 0; index < residue_class_count(p.stride); ++index) {
+              EXPECT_TRUE(takes_cells(p) || residue_class(p, index).outputs() <= positions(p));
+            }
+            EXPECT_LE(positions(p), position_tiles(p) * positions_per_block(p));
+            EXPECT_GE(channel_blocks(p) * lane_channels(p), p.out_channels);
+            EXPECT_TRUE(y[4] == 1 || lanes_are_channels(p) == (layout == Layout::kNdhwc));
+            EXPECT_EQ(takes_cells(p), stride == 2 && kernel % 2 == 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Each output of a cell against the definition: every tap once, from the input that it reaches.
+template <int K>
+void expect_taps_of_a_cell() {
+  for (int64_t padding = K / 2 % 2; padding <= K + 2; padding += 2) {
+    int64_t const shift = cell_shift(K, padding);
+    int64_t const j = 20;
+    for (int residue = 0; residue < 2; ++residue) {
+      std::vector<int64_t> from(K, -1);
+      for (int m = 0; m < Cell<K>::kWindow; ++m) {
+        int const tap = Cell<K>::tap(residue, m);
+        if (tap < 0 || tap >= K) continue;
+        EXPECT_EQ(from[static_cast<size_t>(tap)], -1) << "tap " << tap << " twice";
+        from[static_cast<size_t>(tap)] = j + shift + Cell<K>::kFirst + m;
+      }
+      for (int64_t k = 0; k < K; ++k) {
+        int64_t const twice = 2 * j + residue + padding - k;
+        EXPECT_EQ(from[static_cast<size_t>(k)], twice % 2 == 0 ? twice / 2 : -1)
+            << "K " << K << " padding " << padding << " residue " << residue << " tap " << k;
+      }
+    }
+  }
+}
+
+TEST(Grouped, CellsTakeTheirTaps) {
+  expect_taps_of_a_cell<3>();
+  expect_taps_of_a_cell<5>();
+  expect_taps_of_a_cell<7>();
+}
+
+TEST(Grouped, PairsStartAtEvenElements) {
+  Problem p = problem(8, 1, 1, 8, 3, 2);  // 15 outputs in a row
+  EXPECT_FALSE(pairs_are_aligned(y_shape(p), p.y_stride, 16, 4));
+  p.output_padding[0] = p.output_padding[1] = p.output_padding[2] = 1;
+  test::pack(p, Layout::kNcdhw);
+  EXPECT_TRUE(pairs_are_aligned(y_shape(p), p.y_stride, 16, 4));
+  EXPECT_TRUE(pairs_are_aligned(y_shape(p), p.y_stride, 8, 4));
+  EXPECT_FALSE(pairs_are_aligned(y_shape(p), p.y_stride, 4, 4));
+  test::pack(p, Layout::kNdhwc);
+  EXPECT_FALSE(pairs_are_aligned(y_shape(p), p.y_stride, 16, 4));
+}
+
+// ---- one group as a problem
+// ------------------------------------------------------------------------------------------
+
+TEST(OneGroup, IsAViewOfEveryTensor) {
+  Problem p = problem(3, 6, 5, 4, 3, 2);
+  p.has_bias = p.has_add = 1;
+  Problem const part = one_group(p);
+  EXPECT_EQ(part.groups, 1);
+  EXPECT_EQ(part.in_channels, 6);
+  EXPECT_EQ(part.out_channels, 5);
+  EXPECT_EQ(part.x_stride[0], p.x_stride[0]) << "of the whole tensor";
+  char memory[8];
+  convt3d_tensors const all{memory, memory, memory, nullptr, memory, memory, 8};
+  convt3d_tensors const third = group_tensors(p, all, 2);
+  auto const distance = [&](void const* pointer) { return static_cast<char const*>(pointer) - memory; };
+  EXPECT_EQ(distance(third.x), 2 * 6 * 4 * 4 * 4 * 4);
+  EXPECT_EQ(distance(third.weight), 2 * 6 * 5 * 27 * 4);
+  EXPECT_EQ(distance(third.bias), 2 * 5 * 4);
+  EXPECT_EQ(third.add, nullptr);
+  EXPECT_EQ(distance(third.y), 2 * 5 * 7 * 7 * 7 * 4);
+  EXPECT_EQ(third.workspace, memory);
+}
+
+TEST(OneGroup, PromisesWhatTheOffsetsLeaveOfAnAlignment) {
+  EXPECT_EQ(offset_alignment(16, 4, 4), 16);
+  EXPECT_EQ(offset_alignment(16, 6, 4), 8);
+  EXPECT_EQ(offset_alignment(16, 343, 4), 4);
+  EXPECT_EQ(offset_alignment(16, 343, 2), 2);
+  EXPECT_EQ(offset_alignment(16, 0, 2), 16);
+  EXPECT_EQ(offset_alignment(4, 8, 4), 4);
+  EXPECT_EQ(offset_alignment(16, int64_t{1} << 61, 4), 16);
+}
+
+}  // namespace
+}  // namespace convt3d::sm80::grouped

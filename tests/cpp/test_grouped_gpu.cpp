@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Problems with groups on the GPU, by the cases and the bound of the other kernels. Skipped where there is no GPU.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+
+#include "gpu_harness.hpp"
+
+namespace convt3d {
+namespace {
+
+using test::kModes;
+using test::Layout;
+using test::Mode;
+using test::Outcome;
+
+Problem grouped(Problem p, int64_t groups, int64_t inputs, int64_t outputs, Layout layout) {
+  p.groups = groups;
+  p.in_channels = groups * inputs;
+  p.out_channels = groups * outputs;
+  test::pack(p, layout);
+  return p;
+}
+
+Problem depthwise(Problem p, int64_t channels, int64_t multiplier, Layout layout) {
+  return grouped(p, channels, 1, multiplier, layout);
+}
+
+class GroupedGpu : public testing::TestWithParam<Mode> {
+ protected:
+  void SetUp() override {
+    char text[256] = "";
+    convt3d_device device{};
+    if (convt3d_current_device(&device, text, sizeof text) != CONVT3D_OK) GTEST_SKIP() << text;
+    if (device.compute_capability < 80) GTEST_SKIP() << "the GPU is older than SM80";
+  }
+
+  void TearDown() override {
+    if (IsSkipped()) return;
+    EXPECT_GT(ran, 0) << "no case ran";
+    std::printf("%d cases ran, largest error / bound %.3f\n", ran, worst);
+  }
+
+  void run(Problem p, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
+           float (*draw_weight)(test::Random&) = nullptr, convt3d_kernel kernel = CONVT3D_KERNEL_SM80) {
+    p.dtype = GetParam().dtype;
+    p.precision = GetParam().precision;
+    EXPECT_EQ(test::run_case(p, kernel, seed, &worst, draw, draw_weight), Outcome::kRan);
+    ++ran;
+  }
+
+  int ran = 0;
+  double worst = 0;
+};
+
+TEST_P(GroupedGpu, RandomCases) {
+  test::Random random(47);
+  for (uint64_t seed = 0; seed < 100 && !HasFailure(); ++seed) {
+    Problem p = test::random_problem(random, {});
+    Layout const layout = random.chance(50) ? Layout::kNcdhw : Layout::kNdhwc;
+    p = depthwise(p, random.integer(2, 40), random.chance(70) ? 1 : random.integer(2, 3), layout);
+    if (random.chance(40)) p.add_stride[random.integer(0, 4)] = 0;
+    run(p, seed);
+  }
+}
+
+// A launch for each group, of whatever kernel takes one.
+TEST_P(GroupedGpu, GroupsOfManyChannels) {
+  test::Random random(53);
+  for (uint64_t seed = 0; seed < 40 && !HasFailure(); ++seed) {
+    Problem p = test::random_problem(random, {});
+    Layout const layout = random.chance(50) ? Layout::kNcdhw : Layout::kNdhwc;
+    bool const eights = random.chance(50);
+    auto const channels = [&] { return eights ? 8 * random.integer(1, 3) : random.integer(1, 20); };
+    p = grouped(p, random.integer(2, 4), channels(), channels(), layout);
+    for (convt3d_kernel kernel : {CONVT3D_KERNEL_SM80, CONVT3D_KERNEL_AUTO}) {
+      run(p, seed, test::uniform_draw, nullptr, kernel);
+    }
+  }
+}
+
+// Too many for that.
+TEST_P(GroupedGpu, ManyGroups) {
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    Problem p = grouped(test::cubic_problem(2, 1, 1, 5, 3, 2, 1, 1), 40, 6, 2, layout);
+    p.has_bias = p.has_add = 1;
+    run(p, 3);
+  }
+}
+
+TEST_P(GroupedGpu, MedNeXt) {
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    for (int64_t kernel : {1, 3, 5, 7}) {
+      for (int64_t output_padding : {0, 1}) {
+        Problem p = test::cubic_problem(2, 1, 1, kernel == 3 ? 19 : 7, kernel, 2, kernel / 2, output_padding);
+        p = depthwise(p, kernel == 3 ? 3 : 34, 1, layout);
+        p.has_bias = p.has_add = 1;
+        p.activation = CONVT3D_ACT_GELU;
+        run(p, static_cast<uint64_t>(kernel));
+      }
+    }
+  }
+}
+
+TEST_P(GroupedGpu, EveryActivationBeforeAndAfterAdd) {
+  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
+    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
+      for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+        Problem p = depthwise(test::cubic_problem(2, 1, 1, 5, 3, 2, 1, 1), 9, 1, layout);
+        p.has_bias = p.has_add = 1;
+        p.activation = activation;
+        p.add_order = order;
+        p.negative_slope = 0.1f;
+        run(p, static_cast<uint64_t>(activation));
+      }
+    }
+  }
+}
+
+// Only taps that reach an output may touch it.
+TEST_P(GroupedGpu, Values) {
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    for (int64_t stride : {1, 2, 3}) {
+      Problem p = depthwise(test::cubic_problem(1, 1, 1, 9, 3, stride, 1, stride - 1), 16, 1, layout);
+      p.has_bias = 1;
+      for (uint64_t seed = 0; seed < 3; ++seed) run(p, seed, test::nonfinite_draw);
+      run(p, 3, test::nonfinite_draw, test::uniform_draw);
+      if (GetParam().dtype != CONVT3D_F16) {
+        run(p, 4, test::decades_draw);
+        run(p, 5, test::near_infinity_draw, test::small_draw);
+      }
+    }
+  }
+}
+
+TEST_P(GroupedGpu, ViewsAndSlices) {
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    Problem p = depthwise(test::cubic_problem(2, 1, 1, 6, 3, 2, 1, 1), 16, 1, layout);
+    p.has_add = 1;
+    p.x_alignment = p.add_alignment = p.y_alignment = GetParam().dtype == CONVT3D_F32 ? 4 : 2;
+    run(p, 9);
+    Problem wide = p;
+    wide.groups = 1;
+    wide.out_channels = 41;
+    test::pack(wide, layout);
+    std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
+    for (int64_t& stride : p.add_stride) stride = 0;
+    run(p, 10);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GroupedGpu, testing::ValuesIn(kModes), [](auto const& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace convt3d
