@@ -98,7 +98,7 @@ def _load() -> Native:
 
 
 def _does_not_exist(path: Path) -> str:
-    return f"{path} does not exist: the package was built without its CUDA library"
+    return f"this convt3d was built without its CUDA library ({path} does not exist)"
 
 
 @functools.cache
