@@ -58,6 +58,51 @@ __device__ void prepare_filter(Params const& p, unsigned first, unsigned step) {
   }
 }
 
+constexpr int kRunChannels = 64;  // output channels of a block
+constexpr int64_t kMaxFilterBlocks = 1 << 20;
+constexpr int kMaxRun = 64;  // elements from one output channel's taps to the next one's
+
+// Weights whose taps lie together (PyTorch's order): each tap's place behind that of its output channel, and in the
+// packed filter for input channel 0, with the step from one input channel to the next. No taps: they do not.
+struct TapRun {
+  int32_t taps, reach;  // reach: elements that the taps of a channel span
+  int16_t offset[kMaxRun];
+  int32_t out_begin[kMaxRun], out_step[kMaxRun];
+};
+static_assert(sizeof(Params) + sizeof(TapRun) + 8 <= 4096, "CUDA guarantees 4 KiB of kernel parameters");
+
+// prepare_filter for them, where its lanes, which run along the output channels, would fetch a sector each: one input
+// channel of 64 output channels is read as one run and turned in shared memory.
+template <class T, class Convert>
+__device__ void prepare_filter_runs(Params const& p, TapRun const& tap_run, unsigned block) {
+  __shared__ T run[kRunChannels * kMaxRun * 33 / 32];
+  auto const place = [](int i) { return i + i / 32; };  // spreads strides that are powers of two over the banks
+  int const columns = (p.c_channels_padded + kRunChannels - 1) / kRunChannels;
+  int const k = int(block) / columns, first = int(block) % columns * kRunChannels;
+  int const stride = int(p.weight_stride[1]);
+  int const channels = min(kRunChannels, p.c_channels - first);
+  if (k < p.k_channels && channels > 0) {
+    auto const* const from = static_cast<T const*>(p.weight) + k * p.weight_stride[0] + int64_t(first) * stride;
+    // Behind the last channel's last tap the memory may end.
+    int const size = (channels - 1) * stride + tap_run.reach;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < size; i += kThreads) run[place(i)] = Convert{}(from[i]);
+  }
+  __syncthreads();
+  // A warp keeps to one tap at a time.
+  int const channel = threadIdx.x % kRunChannels;
+  bool const inside = k < p.k_channels && channel < channels;
+  auto* const filter = static_cast<T*>(p.filter) + first + channel;
+  if (first + channel < p.c_channels_padded) {
+#pragma unroll 4
+    for (int tap = threadIdx.x / kRunChannels; tap < tap_run.taps; tap += kThreads / kRunChannels) {
+      T const value = inside ? run[place(channel * stride + tap_run.offset[tap])] : T(0);
+      filter[tap_run.out_begin[tap] + k * tap_run.out_step[tap]] = value;
+    }
+  }
+  __syncthreads();  // the run in shared memory is written again
+}
+
 struct Voxels {
   int64_t per_sample;
   int64_t tiles;  // of 32, per sample
@@ -146,7 +191,8 @@ __device__ void copy_x(Params const& p, int64_t block) {
 // The first virtual blocks take the filter, one per tile of x follows.
 template <class T, class Convert>
 __global__ void __launch_bounds__(kThreads)
-    prepare_kernel(__grid_constant__ Params const p, int filter_blocks, int blocks) {
+    prepare_kernel(__grid_constant__ Params const p, __grid_constant__ TapRun const tap_run, int filter_blocks,
+                   int blocks) {
   // A dependent kernel waits for this one alone, so whatever lies between a pre-pass and its reader is either a plain
   // launch or waits itself.
   let_next_kernel_start();
@@ -155,7 +201,9 @@ __global__ void __launch_bounds__(kThreads)
     if (*p.condition == 0) return;
   }
   for (unsigned block = blockIdx.x; block < unsigned(blocks); block += gridDim.x) {
-    if (block < unsigned(filter_blocks)) {
+    if (block < unsigned(filter_blocks) && tap_run.taps > 0) {
+      prepare_filter_runs<T, Convert>(p, tap_run, block);
+    } else if (block < unsigned(filter_blocks)) {
       prepare_filter<T, Convert>(p, block * kThreads + threadIdx.x, unsigned(filter_blocks) * kThreads);
     } else if (p.x_stride[1] == 1) {
       copy_x<T, Convert>(p, int64_t(block) - filter_blocks);
@@ -166,10 +214,44 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+TapRun find_run(Params const& p) {
+  TapRun run{};
+  int64_t const channel_stride = p.weight_stride[1];
+  if (p.filter_size == 0 || p.c_channels == 1 || channel_stride < 2 || channel_stride > kMaxRun) return run;
+  for (int index = 0; index < p.class_count; ++index) {
+    FilterClass const& c = p.classes[index];
+    int const own = c.taps[0] * c.taps[1] * c.taps[2];
+    if (own > kMaxRun - run.taps) return TapRun{};
+    int64_t first[3], step[3];
+    for (int axis = 0; axis < 3; ++axis) {
+      first[axis] = c.first_tap[axis] * p.weight_stride[2 + axis];
+      step[axis] = c.tap_step[axis] * p.weight_stride[2 + axis];
+    }
+    auto out = static_cast<int32_t>(c.begin);
+    for (int d = 0; d < c.taps[0]; ++d) {
+      for (int h = 0; h < c.taps[1]; ++h) {
+        for (int w = 0; w < c.taps[2]; ++w) {
+          int64_t const offset = first[0] + d * step[0] + first[1] + h * step[1] + first[2] + w * step[2];
+          if (offset < 0 || offset >= channel_stride) return TapRun{};
+          run.reach = std::max(run.reach, static_cast<int32_t>(offset + 1));
+          run.offset[run.taps] = static_cast<int16_t>(offset);
+          run.out_begin[run.taps] = out;
+          run.out_step[run.taps++] = own * p.c_channels_padded;
+          out += p.c_channels_padded;
+        }
+      }
+    }
+  }
+  return run;
+}
+
 }  // namespace
 
 cudaError_t launch(Params const& p, int element_size, bool round_tf32, cudaStream_t stream, int max_blocks) {
-  int64_t const filter_blocks = std::min<int64_t>((p.filter_size + kThreads - 1) / kThreads, 1024);
+  int64_t const runs = int64_t(p.k_channels_padded) * ((p.c_channels_padded + kRunChannels - 1) / kRunChannels);
+  TapRun const tap_run = runs <= kMaxFilterBlocks ? find_run(p) : TapRun{};
+  int64_t const filter_blocks =
+      tap_run.taps > 0 ? runs : std::min<int64_t>((p.filter_size + kThreads - 1) / kThreads, 1024);
   int64_t x_blocks = 0;
   if (p.x_out) {
     Voxels const count = count_voxels(p);
@@ -187,8 +269,8 @@ cudaError_t launch(Params const& p, int element_size, bool round_tf32, cudaStrea
   auto const kernel = element_size == 2 ? prepare_kernel<uint16_t, Keep>
                       : round_tf32      ? prepare_kernel<uint32_t, RoundTf32>
                                         : prepare_kernel<uint32_t, Keep>;
-  if (p.condition != nullptr) return launch_dependent(kernel, grid, kThreads, 0, stream, p, fb, all);
-  kernel<<<grid, kThreads, 0, stream>>>(p, fb, all);
+  if (p.condition != nullptr) return launch_dependent(kernel, grid, kThreads, 0, stream, p, tap_run, fb, all);
+  kernel<<<grid, kThreads, 0, stream>>>(p, tap_run, fb, all);
   return cudaGetLastError();
 }
 

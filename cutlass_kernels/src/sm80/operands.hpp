@@ -71,12 +71,13 @@ inline int64_t largest_step(Problem const& p, XStrides const& stride) {
 
 // At least the number of blocks that the pre-pass launches.
 inline int64_t prepare_blocks_bound(Problem const& p) {
-  if (reads_x_in_place(p)) return 1024;
+  constexpr int64_t kFilterBlocks = 1 << 20;
+  if (reads_x_in_place(p)) return kFilterBlocks;
   int64_t const voxel_tiles = p.in_size[0] * p.in_size[1] * p.in_size[2] / 32 + 1;
   int64_t const channel_tiles = p.in_channels / 32 + 1;
   if (p.batch > kMaxInt || voxel_tiles > kMaxInt) return kMaxInt + 1;
   int64_t const per_sample = voxel_tiles * channel_tiles;
-  return per_sample > kMaxInt ? per_sample : 1024 + per_sample * p.batch;
+  return per_sample > kMaxInt ? per_sample : kFilterBlocks + per_sample * p.batch;
 }
 
 // The spacing of a sample's voxels where (D, H, W) are one equally spaced run, W fastest; -1 elsewhere.
