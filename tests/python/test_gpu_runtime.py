@@ -47,6 +47,32 @@ def test_report_18_bitwise_repeatable(dtype: torch.dtype, family: Family) -> Non
         pytest.skip(f"{family} takes neither layout: {family.refusal}")
 
 
+@pytest.mark.parametrize("family", ["sm80", "auto"], indirect=True)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
+def test_sums_in_parts_are_repeatable(dtype: torch.dtype, channels_last: bool, family: Family) -> None:
+    """Few voxels and many channels: blocks share a sum, and its parts are added in one order."""
+    case = Case(
+        batch=1,
+        cin=512,
+        cout=256,
+        size=(4, 4, 4),
+        dtype=dtype,
+        precision="tf32",
+        activation="leaky_relu",
+        input_channels_last=channels_last,
+        weight_channels_last=channels_last,
+    )
+    tensors = case.make("cuda")
+    first = family.call(case, tensors)
+    assert_accurate(case, tensors, first)
+    busy = torch.randn(2048, 2048, dtype=torch.float16, device="cuda")
+    for index in range(20):
+        if index % 2:
+            busy = torch.tanh(busy @ busy)
+        assert torch.equal(family.call(case, tensors), first)
+
+
 @own_families
 @pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=lambda d: str(d)[6:])

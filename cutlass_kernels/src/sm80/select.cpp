@@ -2,8 +2,15 @@
 #include "sm80/select.hpp"
 
 #include "sm80/instances/instances.hpp"
+#include "sm80/joint/geometry.hpp"
+#include "sm80/joint/instances.hpp"
 
 namespace convt3d::sm80 {
+
+joint::JointLaunchFn select_joint_kernel(Problem const& p) {
+  if (!joint::chosen(p)) return nullptr;
+  return p.dtype == CONVT3D_F16 ? joint::launch_f16 : p.dtype == CONVT3D_BF16 ? joint::launch_bf16 : joint::launch_tf32;
+}
 
 LaunchFn select_kernel(Problem const& p) {
   // Lanes run along channels where these are neighbours, along voxels elsewhere. One channel alone has no run.

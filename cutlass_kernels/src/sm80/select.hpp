@@ -4,11 +4,16 @@
 #pragma once
 
 #include "sm80/call.hpp"
+#include "sm80/joint/call.hpp"
 
 namespace convt3d::sm80 {
 
-// The kernel for a supported problem: operand type by dtype and precision, GEMM N tile by Cout, epilogue by the
-// layout of y.
+// The kernel that computes all residue classes of a tile in one thread block; null where another one is better or
+// needed.
+joint::JointLaunchFn select_joint_kernel(Problem const& problem);
+
+// Otherwise the kernel for a supported problem: operand type by dtype and precision, GEMM N tile by Cout, epilogue by
+// the layout of y.
 LaunchFn select_kernel(Problem const& problem);
 
 }  // namespace convt3d::sm80

@@ -5,6 +5,7 @@
 #include "family.hpp"
 #include "sm80/conditional.hpp"
 #include "sm80/grouped/grouped.hpp"
+#include "sm80/joint/geometry.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/select.hpp"
 
@@ -59,9 +60,13 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
   return CONVT3D_OK;
 }
 
+// Of the joint kernel's partial sums in the workspace.
+int64_t partial_sums_offset(Problem const& p) { return round_up(operand_layout(p).total_bytes, kWorkspaceAlignment); }
+
 size_t workspace_bytes(Problem const& p, convt3d_device const&) {
   if (p.groups != 1 || element_count(y_shape(p)) == 0) return 0;
-  return size_t(operand_layout(p).total_bytes);
+  int64_t const partial = select_joint_kernel(p) != nullptr ? joint::partial_bytes(p) : 0;
+  return size_t(partial > 0 ? partial_sums_offset(p) + partial : operand_layout(p).total_bytes);
 }
 
 // Whether the code in here that a device of compute capability 9.0 runs was compiled for it. Code for SM80 has no
@@ -85,13 +90,24 @@ Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* 
                cudaStream_t stream, Message& message) {
   prepare::Params pre_pass = prepare_params(p, tensors);
   pre_pass.condition = condition;
+  joint::JointLaunchFn const joint_kernel = select_joint_kernel(p);
+  bool const weight_in_place = joint_kernel != nullptr && joint::reads_weight_in_place(p) &&
+                               reinterpret_cast<uintptr_t>(tensors.weight) % kAccessBytes == 0;
+  if (weight_in_place) pre_pass.filter_size = 0;
   cudaError_t error = prepare::launch(pre_pass, element_bytes(p), uses_tf32(p), stream,
                                       condition != nullptr ? 8 * multiprocessors : INT32_MAX);
   Call call = make_call(p, tensors, pre_pass);
   call.condition = condition;
   call.overlap = starts_early();
   call.multiprocessors = multiprocessors;
-  if (error == cudaSuccess) error = select_kernel(p)(call, stream);
+  if (error == cudaSuccess && joint_kernel != nullptr) {
+    joint::JointCall joint_call{call, tensors.weight, weight_in_place, false, nullptr};
+    joint_call.pre_pass = !weight_in_place || pre_pass.x_out != nullptr;
+    joint_call.partial_sums = static_cast<char*>(tensors.workspace) + partial_sums_offset(p);
+    error = joint_kernel(joint_call, stream);
+  } else if (error == cudaSuccess) {
+    error = select_kernel(p)(call, stream);
+  }
   if (error == cudaSuccess) return CONVT3D_OK;
   cudaGetLastError();  // reported here; the next call must not find it
   return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
