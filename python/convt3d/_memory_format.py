@@ -73,10 +73,21 @@ def surely(condition: bool) -> bool:
 
 def output_is_channels_last(input: Tensor, weight: Tensor) -> bool:
     """Whether a result computed from 5-D ``input`` and ``weight`` is channels_last_3d."""
-    if input.dtype in _ALWAYS_CONTIGUOUS:
+    return is_channels_last(input.dtype, input.shape, input.stride(), weight.shape, weight.stride())
+
+
+def is_channels_last(
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    weight_shape: Sequence[int],
+    weight_strides: Sequence[int],
+) -> bool:
+    """:func:`output_is_channels_last`, of the input's and the weight's shapes and strides."""
+    if dtype in _ALWAYS_CONTIGUOUS:
         return False
-    return suggests_channels_last_3d(input.shape, input.stride()) or suggests_channels_last_3d(
-        weight.shape, weight.stride()
+    return suggests_channels_last_3d(shape, strides) or suggests_channels_last_3d(
+        weight_shape, weight_strides
     )
 
 

@@ -115,4 +115,8 @@ class Call:
 
 def versions_of(*tensors: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
     """What in-place changes are noticed by; inference tensors do not count theirs."""
-    return tuple((t, t._version) for t in tensors if t is not None and not t.is_inference())
+    found = []
+    for tensor in tensors:  # a generator takes three times as long
+        if tensor is not None and not tensor.is_inference():
+            found.append((tensor, tensor._version))
+    return tuple(found)

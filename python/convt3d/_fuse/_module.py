@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _globals
 from torch.nn.utils import parametrize
 
-from .._memory_format import output_is_channels_last
+from .._memory_format import is_channels_last
 from .._problem import output_extent
 from ..modules import FusedConvTranspose3d
 from ._ambience import Ambience
 from ._call import Call, versions_of
 from ._hooks import Watched
-from ._pending import PLAIN_TYPES, start
+from ._pending import PLAIN_TYPES, Form, PendingTensor
 from ._steps import BATCH_NORM
 
 
@@ -88,7 +88,6 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             dtype = ambience.autocast_dtype
         elif dtype != weight.dtype:
             return None
-        batched = input.dim() == 5
         if (
             input.dim() not in (4, 5)
             or input.shape[-4] != self.in_channels
@@ -114,8 +113,18 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
                 dilation,
             )
         output_padding = tuple(output_padding)
-        size = _output_size(input.shape[-3:], kernel, stride, padding, output_padding, dilation)
-        if size is None:
+        form = _form(
+            input.shape,
+            input.stride(),
+            weight.shape,
+            weight.stride(),
+            input.dtype,
+            dtype,
+            input.device,
+            self.out_channels,
+            (kernel, stride, padding, output_padding, dilation),
+        )
+        if form is None:
             return None
         call = Call(
             input,
@@ -130,11 +139,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             ambience,
             versions_of(input, weight, bias),
         )
-        channels_last = output_is_channels_last(input if batched else input.unsqueeze(0), weight)
-        shape = (self.out_channels, *size)
-        if batched:
-            shape = (input.shape[0], *shape)
-        return start(call, self.convt3d_plan, shape, channels_last, dtype)
+        return PendingTensor.create(call, self.convt3d_plan, form)
 
     def _plan_ends_inside(self) -> bool:
         """Whether the end of the plan lies in a forward that is running.
@@ -154,19 +159,37 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
 
 
 @functools.lru_cache(maxsize=1024)
-def _output_size(
-    extents: tuple[int, ...],
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    output_padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-) -> tuple[int, ...] | None:
-    """(oD, oH, oW), or None where PyTorch refuses the geometry."""
-    dimensions = zip(extents, kernel, stride, padding, output_padding, dilation, strict=True)
-    size = tuple(output_extent(*dimension) for dimension in dimensions)
+def _form(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    weight_strides: tuple[int, ...],
+    input_dtype: torch.dtype,
+    dtype: torch.dtype,
+    device: torch.device,
+    out_channels: int,
+    geometry: tuple[tuple[int, ...], ...],
+) -> Form | None:
+    """The form of the result, or None where PyTorch refuses the geometry.
+
+    Kept, since a network asks for the same in every pass.
+
+    Args:
+        shape, strides: of the input, with or without a batch.
+        dtype: of the result; under autocast not the input's.
+        geometry: kernel size, stride, padding, output_padding, dilation.
+    """
+    _, stride, _, output_padding, dilation = geometry
+    size = tuple(output_extent(*dimension) for dimension in zip(shape[-3:], *geometry, strict=True))
     fits = all(op < s or op < d for op, s, d in zip(output_padding, stride, dilation, strict=True))
-    return size if fits and min(size) > 0 else None
+    if not fits or min(size) <= 0:
+        return None
+    batched = len(shape) == 5
+    if not batched:
+        shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
+    channels_last = is_channels_last(input_dtype, shape, strides, weight_shape, weight_strides)
+    result = (shape[0], out_channels, *size) if batched else (out_channels, *size)
+    return Form.of(result, channels_last, dtype, device)
 
 
 def why_not(module: nn.ConvTranspose3d) -> str | None:

@@ -47,6 +47,20 @@ class Form(NamedTuple):
     dtype: torch.dtype
     device: torch.device
 
+    @classmethod
+    def of(
+        cls, shape: tuple[int, ...], channels_last: bool, dtype: torch.dtype, device: torch.device
+    ) -> Form:
+        """Of a new tensor of ``shape``, (N, C, D, H, W) or (C, D, H, W)."""
+        channels, depth, height, width = shape[-4:]
+        if channels_last:
+            strides: tuple[int, ...] = (1, height * width * channels, width * channels, channels)
+        else:
+            strides = (depth * height * width, height * width, width, 1)
+        if len(shape) == 5:
+            strides = (channels * depth * height * width, *strides)
+        return cls(shape, strides, dtype, device)
+
 
 class _Attach(torch.autograd.Function):
     """Gives a pending tensor its place in the graph, for code that reaches autograd past the Python layer."""
@@ -148,24 +162,6 @@ class PendingTensor(torch.Tensor):
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
-
-
-def start(
-    call: Call,
-    remaining: tuple[str, ...],
-    shape: tuple[int, ...],
-    channels_last: bool,
-    dtype: torch.dtype,
-) -> PendingTensor:
-    """A pending result of ``shape``, (N, C, D, H, W) or (C, D, H, W)."""
-    channels, depth, height, width = shape[-4:]
-    if channels_last:
-        strides: tuple[int, ...] = (1, height * width * channels, width * channels, channels)
-    else:
-        strides = (depth * height * width, height * width, width, 1)
-    if len(shape) == 5:
-        strides = (channels * depth * height * width, *strides)
-    return PendingTensor.create(call, remaining, Form(shape, strides, dtype, call.input.device))
 
 
 def _resolved(item: Any) -> Any:
