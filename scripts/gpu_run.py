@@ -86,7 +86,7 @@ def shards() -> dict[str, list[str]]:
         "accuracy": ["test_gpu_accuracy"],
         "reference": ["test_gpu_reference", "test_gpu_nonfinite", "test_gpu_reports", "test_inductor"],
         "gradients": ["test_gradient_accuracy", "test_gpu_activation_backward", "test_gpu_training"],
-        "runtime": ["test_gpu_runtime"],
+        "runtime": ["test_gpu_runtime", "test_gpu_memory"],
         "devices": ["test_gpu_two_devices"],
     }
     named = {name for names in parts.values() for name in names} | WITHOUT_GPU | {"test_differential"}
