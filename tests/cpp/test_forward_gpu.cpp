@@ -240,6 +240,13 @@ TEST_P(Forward, OffsetViews) {
     p.y_alignment = 8;
     p.add_alignment = 16;
     run(p, 11);
+    p.in_size[2] = 8;  // rows of whole 16 bytes: of add they are boxes all the same
+    test::pack(p, layout);
+    p.y_alignment = 8;
+    run(p, 12);
+    p.y_alignment = 16;
+    p.add_alignment = element;
+    run(p, 13);
   }
 }
 

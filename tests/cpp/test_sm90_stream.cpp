@@ -111,8 +111,7 @@ UnitPlace unit_place(Problem const& p, int cls, int channel, int d, int h, int w
 template <int kElement, bool kLast, int kBytes, class Move>
 void for_each_move(Problem const& p, UnitPlace const& u, Move&& move) {
   using Map = PlainMap<kElement, kLast, kBytes>;
-  PlainExtent const extent{static_cast<int32_t>(output_size(p)[1]), static_cast<int32_t>(p.out_channels),
-                           static_cast<int32_t>(p.stride[1]), columns(p)};
+  PlainExtent const extent = plain_extent(p);
   static std::vector<char> memory(1 << 24);  // never touched: addresses are compared with its start
   char* const base = memory.data();
   for (int lane = 0; lane < 32; ++lane) {
@@ -151,6 +150,26 @@ void expect_each_output_once(Problem const& p) {
   }
   test::for_each_index(y_shape(p), [&](int64_t const* index) { --moved.at(test::offset_of(index, p.y_stride)); });
   EXPECT_EQ(std::count(moved.begin(), moved.end(), 0), static_cast<int64_t>(moved.size()));
+}
+
+// The words of a row of 16-bit elements that starts anywhere: lane l's holds elements 2 l and 2 l + 1, of an odd row 2
+// l - 1 and 2 l, and never one past the row's end.
+TEST(Sm90Stream, WordsOfARow) {
+  using Map = PlainMap<2, false, 4>;
+  for (int width = 1; width <= 32; ++width) {
+    for (bool odd : {false, true}) {
+      std::vector<int> loaded(static_cast<size_t>(width) + 1);  // of an odd row, the element before it first
+      for (int lane = 0; lane < Map::kRowLanes; ++lane) {
+        int const first = Map::element(lane) - odd;
+        int const bytes = row_word_bytes(width - Map::element(lane), odd);
+        ASSERT_TRUE(bytes == 0 || bytes == 2 || bytes == 4);
+        for (int i = 0; i < bytes / 2; ++i) ++loaded.at(static_cast<size_t>(first + i + 1));
+      }
+      for (int e = 0; e < width; ++e) {
+        EXPECT_EQ(loaded[static_cast<size_t>(e) + 1], odd && e == 31 ? 0 : 1) << width << ' ' << odd << ' ' << e;
+      }
+    }
+  }
 }
 
 TEST(Sm90Stream, PlainAccessesMoveEveryOutputOnce) {
@@ -399,7 +418,7 @@ TEST(Sm90Stream, PathsOfAddAndY) {
     Problem p = make(8, 16, {3, 9, 16}, {3, 3, 2}, {1, 1, 0}, {1, 1, 0}, dtype);
     p.has_add = 1;
     p.add_alignment = element_bytes(p);
-    EXPECT_EQ(choose_paths(p).add, narrow);
+    EXPECT_EQ(choose_paths(p).add, dtype == CONVT3D_F32 ? Path::kPlain4 : Path::kShift4);
     EXPECT_EQ(y_path(p), Path::kBoxes);
     p.add_alignment = 8;
     EXPECT_EQ(choose_paths(p).add, Path::kPlain4);

@@ -6,6 +6,7 @@
 
 #include "sm90/collective_epilogue.hpp"
 #include "sm90/stream/plain.hpp"
+#include "sm90/stream/shift.hpp"
 
 namespace convt3d::sm90::stream {
 
@@ -49,7 +50,7 @@ struct StreamEpilogue {
 
   // ---- load warp and store warps (one thread each) ------------------------------------------------------------
 
-  /// NCDHW: a is W, b is H / (2 stride). NDHWC: a is W, b is H / stride. `unused` are the maps of the boxes.
+  /// NCDHW: a is W, b is H / (2 stride). NDHWC: a is W, b is H / stride. `map` are the maps of the boxes.
   CUTLASS_DEVICE static UnitBox unit_box(StreamParams const& params, Item const& it, int unit) {
     Params const& p = params.epilogue;
     int const warp = unit % 4;
@@ -121,6 +122,7 @@ struct StreamEpilogue {
         UnitBox const box = unit_box(params, item, unit);
         Resident::wait_free(shared, slot);
         shared.box[slot.slot] = box;
+        // What the consumers need to know instead of a second map.
         if (stores_by_consumers(params)) shared.box[slot.slot].map[1] = residues(params, item.cls).pair;
         if (p.add_mode == AddMode::kTile && box.store == Resident::kStore && !loads_by_warps(params)) {
           load_unit(p, Resident::full(shared, slot), ring + slot.slot * kUnitBytes, box);
@@ -147,16 +149,9 @@ struct StreamEpilogue {
     UnitState slot;
     slot.advance(which, params.epilogue.ring);
     int unit = which;
-    bool const prefetches = Units::prefetches(params);
     for (;;) {
       int number = scheduler.fetch();
       if (number == TileScheduler::kEnd) break;
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int ahead = unit; prefetches && ahead < kTileUnits; ahead += warps) {
-        Item const item = decode(params, number);
-        UnitBox const box = unit_box(params, item, ahead);
-        if (box.store == Resident::kStore) Units::prefetch(params, place(box, 0));
-      }
       CUTLASS_PRAGMA_NO_UNROLL
       for (; unit < kTileUnits; unit += warps) {
         asm volatile("" : "+r"(number));  // decoded anew for every unit: registers are scarce
@@ -231,15 +226,28 @@ struct StreamEpilogue {
 
   /// Finishes unit `kSub` of a warp: unit += acc + bias, activation, in place.
   template <int kSub>
-  CUTLASS_DEVICE static void update(StreamParams const& params, SharedStorage& shared, unsigned char* ring,
-                                    UnitState slot, int lane, Channels const& channels, float const (&acc)[2][64]) {
+  CUTLASS_DEVICE static void update(StreamParams const& params, Item const& item, SharedStorage& shared,
+                                    unsigned char* ring, UnitState slot, int warp, int lane, Channels const& channels,
+                                    float const (&acc)[2][64]) {
     Params const& p = params.epilogue;
-    Resident::wait_full(shared, slot);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
-    if constexpr (kChannelsLast) {
-      update_ndhwc<kSub>(p, unit, lane, channels, acc);
-    } else {
-      update_ncdhw<kSub>(p, unit, lane, channels, acc);
+    // Of few channels most warps have none.
+    bool const live = item.channel + warp % 4 * 16 + (kChannelsLast ? 0 : kSub * kChannelsOfUnit) < p.out_channels;
+    Shift<T> rows{};
+    bool shifted = false;
+    if constexpr (sizeof(T) == 2 && !kChannelsLast) {
+      shifted = params.plain.path.add == Path::kShift4;
+      if (shifted && live) rows = Shift<T>::make(params, item, warp, lane);
+    }
+    Resident::wait_full(shared, slot);
+    if (live) {
+      if constexpr (kChannelsLast) {
+        update_ndhwc<kSub>(p, unit, lane, channels, acc);
+      } else if (sizeof(T) == 2 && shifted) {
+        update_ncdhw<kSub, sizeof(T) == 2>(p, unit, lane, channels, rows, acc);
+      } else {
+        update_ncdhw<kSub, false>(p, unit, lane, channels, rows, acc);
+      }
     }
     __syncwarp();
     if (!stores_by_consumers(params) && lane == 0) Resident::ready(shared, slot).arrive();
@@ -255,6 +263,8 @@ struct StreamEpilogue {
       PlainUnits<T, kChannelsLast>::store(params, place(box, box.map[1]),
                                           cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes, lane);
     }
+    // Before a box comes to lie where these threads wrote.
+    if (!loads_by_warps(params)) cutlass::arch::fence_view_async_shared();
     __syncwarp();
     if (lane == 0) {
       Resident::ready(shared, slot).arrive();
@@ -265,9 +275,9 @@ struct StreamEpilogue {
   /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.
   CUTLASS_DEVICE static constexpr int accumulator(int j, int half, int b) { return 4 * j + 2 * half + b; }
 
-  template <int kSub>
+  template <int kSub, bool kShift>
   CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, Channels const& channels,
-                                          float const (&acc)[2][64]) {
+                                          Shift<T> const& rows, float const (&acc)[2][64]) {
     constexpr int kRowBytes = 32 * sizeof(T);
     constexpr int kPerRow = kRowBytes / 16 / kBatch;
     uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
@@ -285,6 +295,11 @@ struct StreamEpilogue {
         v[k] = p.add_mode == AddMode::kTile ? load_shared(row + (((first + k) << 4) ^ swizzle))
                                             : make_uint4(flat, flat, flat, flat);
       }
+      if constexpr (kShift) {
+        uint32_t next = rows.last[half][b];
+        if (first + kBatch < kRowBytes / 16) next = load_word(row + (((first + kBatch) << 4) ^ swizzle));
+        shift(v, next, rows.selector[half]);
+      }
       CUTLASS_PRAGMA_UNROLL
       for (int k = 0; k < kBatch; ++k) {
         float f[kVector];
@@ -297,6 +312,12 @@ struct StreamEpilogue {
         store_shared(row + (((first + k) << 4) ^ swizzle), Element<T>::pack(f));
       }
     }
+  }
+
+  CUTLASS_DEVICE static uint32_t load_word(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
   }
 
   /// Two neighbouring channels of one output after the other: 8 bytes of fp32, 4 of 16-bit types.

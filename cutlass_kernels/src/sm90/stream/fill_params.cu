@@ -108,8 +108,7 @@ bool fill_x_pass(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
 
 bool fill_maps(StreamParams& k, Problem const& p, convt3d_tensors const& t) {
   EpilogueParams& e = k.epilogue;
-  k.plain = {choose_paths(p),
-             {static_cast<int32_t>(output_size(p)[1]), static_cast<int32_t>(p.out_channels), k.stride_h, columns(p)}};
+  k.plain = {choose_paths(p), plain_extent(p)};
   if (k.plain.path.y == Path::kBoxes && !encode_units(e.y_map, p, t.y, p.y_stride)) return false;
   return e.add_mode != AddMode::kTile || k.plain.path.add != Path::kBoxes ||
          encode_units(e.add_map, p, t.add, effective_add_stride(p).v);

@@ -108,11 +108,11 @@ struct Kernel {
       Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc);
       nan_seen = nan_seen || Mainloop::holds_nan(acc);
       typename Epilogue::Channels const channels = Epilogue::channels(e, item, warp, lane);
-      Epilogue::template update<0>(params, shared.epilogue, ring, unit, lane, channels, acc);
+      Epilogue::template update<0>(params, item, shared.epilogue, ring, unit, warp, lane, channels, acc);
       if constexpr (Epilogue::kUnits == 2) {
         UnitState second = unit;
         second.advance(4, e.ring);
-        Epilogue::template update<1>(params, shared.epilogue, ring, second, lane, channels, acc);
+        Epilogue::template update<1>(params, item, shared.epilogue, ring, second, warp, lane, channels, acc);
       }
       if (Epilogue::stores_by_consumers(params)) {
         UnitState done = unit;

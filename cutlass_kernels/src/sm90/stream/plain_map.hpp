@@ -34,7 +34,18 @@ constexpr Columns columns(Problem const& p) { return {static_cast<int32_t>(outpu
 struct PlainExtent {
   int32_t out_height, out_channels, stride_h;
   Columns columns;
+  int32_t heights[kMaxStride];  // H positions of each residue
 };
+
+constexpr PlainExtent plain_extent(Problem const& p) {
+  PlainExtent e{static_cast<int32_t>(output_size(p)[1]),
+                static_cast<int32_t>(p.out_channels),
+                static_cast<int32_t>(p.stride[1]),
+                columns(p),
+                {}};
+  for (int r = 0; r < e.stride_h; ++r) e.heights[r] = (e.out_height - r + e.stride_h - 1) / e.stride_h;
+  return e;
+}
 
 /// Where a unit lies: its first channel, its first output along W (Columns), H position, plane and sample.
 struct UnitPlace {
@@ -84,6 +95,14 @@ struct PlainMap {
   }
 };
 
+/// Bytes that a lane's word holds of a row, where it takes the aligned words that a row of 16-bit elements lies in.
+/// `left` elements are inside, counted from the lane's own; of an odd row, which starts in the upper half of a word,
+/// the lane takes the element before and its own.
+CONVT3D_HOST_DEVICE constexpr int row_word_bytes(int left, bool odd) {
+  int const bytes = 2 * left + (odd ? 2 : 0);
+  return bytes < 0 ? 0 : bytes > 4 ? 4 : bytes;
+}
+
 /// A lane's way through a unit of a tensor, two lines at a time: neighbouring channels (NCDHW) or outputs along W
 /// (NDHWC).
 struct PlainWalk {
@@ -91,6 +110,8 @@ struct PlainWalk {
   int64_t row;           // bytes from one H position to the next
   int64_t second, pair;  // from the first line of a pair to the second, and to the next pair's
   int rows;              // H positions inside, counted from the lane's first
+  int rows_of_tile;      // the same, wherever the lane is along W
+  int left;              // NCDHW: outputs of the row inside, from the lane's first on
   int pairs[2];          // whose first line is inside, and whose second one is
   bool both;             // both elements of an access are inside
 };
@@ -104,7 +125,7 @@ CONVT3D_HOST_DEVICE constexpr PlainWalk plain_walk(PlainExtent const& e, UnitPla
   int const h = (u.h + Map::first_row(lane)) * e.stride_h + u.residue_h;
   int64_t offset = u.n * stride[0] + u.d * stride[2] + h * stride[3];
   w.row = e.stride_h * stride[3] * kElementBytes;
-  w.rows = (e.out_height - h + e.stride_h - 1) / e.stride_h;
+  w.rows = w.rows_of_tile = e.heights[u.residue_h] - u.h - Map::first_row(lane);
   Column const first = e.columns.at(u.column + (kChannelsLast ? 0 : at), u.pair);
   offset += first.ow * stride[4] + (u.c + (kChannelsLast ? at : 0)) * stride[1];
   int left = 0, step = 2;  // lines, or the outputs along W that they are of, and from one pair to the next
@@ -118,6 +139,7 @@ CONVT3D_HOST_DEVICE constexpr PlainWalk plain_walk(PlainExtent const& e, UnitPla
     left = e.out_channels - u.c;
     w.second = stride[1] * kElementBytes;
     if (!first.inside) w.rows = 0;
+    w.left = e.columns.out_width - first.ow;
     w.both = e.columns.at(u.column + at + 1, u.pair).inside;
   }
   w.pair = step * w.second;

@@ -15,6 +15,7 @@ enum class Path : int32_t {
   kBoxes,
   kPlain2,  // plain.hpp, in accesses of 2 bytes
   kPlain4,  // of 4
+  kShift4,  // add alone: of 4, the aligned words that a row of 16-bit elements lies in (shift.hpp)
 };
 
 /// Whether boxes describe the tiles: neighbouring outputs along W, a map for each residue of the row.
@@ -37,6 +38,13 @@ constexpr Path plain_path(Problem const& p, int64_t const* stride, int alignment
   return Path::kPlain4;
 }
 
+/// Rows of a 16-bit add in NCDHW that start at any element: the words that they lie in, if the rows of a channel that a
+/// tile reads all start in the same half of a word.
+constexpr bool takes_words(Problem const& p, int64_t const* stride) {
+  bool const alike = p.stride[1] * stride[3] % 2 == 0 || output_size(p)[1] == 1;
+  return element_bytes(p) == 2 && !form(p).channels_last && stride[4] == 1 && output_step(p) == 2 && alike;
+}
+
 struct Paths {
   Path add, y;
 };
@@ -49,7 +57,10 @@ constexpr Paths choose_paths(Problem const& p) {
   Size5 const add = effective_add_stride(p);
   // Otherwise its values come with the bias.
   bool const full_add = add[2] != 0 || add[3] != 0 || add[4] != 0;
-  return {full_add ? choose_path(p, add.v, p.add_alignment) : Path::kBoxes, choose_path(p, p.y_stride, p.y_alignment)};
+  Paths path{full_add ? choose_path(p, add.v, p.add_alignment) : Path::kBoxes,
+             choose_path(p, p.y_stride, p.y_alignment)};
+  if (path.add == Path::kPlain2 && takes_words(p, add.v)) path.add = Path::kShift4;
+  return path;
 }
 
 }  // namespace convt3d::sm90::stream
