@@ -78,6 +78,16 @@ def test_every_public_name_is_on_the_api_page() -> None:
     assert documented == {name for name in convt3d.__all__ if not name.startswith("__")}
 
 
+def test_named_files_are_there() -> None:
+    """Every path into the repository that a page names."""
+    folders = "python|tests|scripts|benchmarks|cutlass_kernels|examples|docs|third_party"
+    named = re.compile(rf"`((?:{folders})/[\w./-]+\.\w+)`")
+    pages = (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    found = {(page.name, path) for page in pages for path in named.findall(page.read_text())}
+    assert len(found) > 20
+    assert [item for item in sorted(found) if not (ROOT / item[1]).exists()] == []
+
+
 def test_citation_has_the_version() -> None:
     assert f"\nversion: {convt3d.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
