@@ -91,8 +91,8 @@ struct CaseLimits {
   int64_t stride = 4;
   int64_t dilation = 3;
   bool groups = false;
-  bool hopper = false;        ///< cases that the sm90 family may take, half of them with rows in steps of 4 outputs
-  bool any_geometry = false;  ///< of these: half with rows that start anywhere, any channels, strides up to 4
+  bool hopper = false;  ///< cases that the sm90 family may take, half of them with rows in steps of 4 outputs and half
+                        ///< with rows that start anywhere, any channels, strides up to 4
 };
 
 /// Geometry only: sizes, kernel, stride, padding, output padding, dilation; every output size at least 1.
@@ -146,7 +146,7 @@ inline Problem random_problem(Random& random, CaseLimits const& limits = {}) {
       p.padding[2] = p.kernel[2] / 2;
       p.in_size[2] *= 2;
     }
-    if (limits.any_geometry && random.chance(50)) {
+    if (random.chance(50)) {
       p.in_channels = random.integer(1, 40);
       p.out_channels = random.integer(1, 80);
       p.in_size[2] = random.integer(3, 20);

@@ -50,12 +50,6 @@ class Forward : public testing::TestWithParam<std::tuple<convt3d_kernel, Mode>> 
 
   static convt3d_kernel kernel() { return std::get<0>(GetParam()); }
 
-  /// Of the sm90 family's two kernels, fp32 in ieee mode has the one with resident weights.
-  static bool resident_only() {
-    Mode const mode = std::get<1>(GetParam());
-    return kernel() == CONVT3D_KERNEL_SM90 && mode.dtype == CONVT3D_F32 && mode.precision == CONVT3D_IEEE;
-  }
-
   static Problem typed(Problem p) {
     p.dtype = std::get<1>(GetParam()).dtype;
     p.precision = std::get<1>(GetParam()).precision;
@@ -82,9 +76,7 @@ TEST_P(Forward, RandomCases) {
   test::Random random(41);
   test::CaseLimits limits;
   limits.hopper = kernel() == CONVT3D_KERNEL_SM90;
-  limits.any_geometry = !resident_only();
-  uint64_t const cases = resident_only() ? 250 : 150;
-  for (uint64_t seed = 0; seed < cases && !HasFailure(); ++seed) run(test::random_problem(random, limits), seed);
+  for (uint64_t seed = 0; seed < 150 && !HasFailure(); ++seed) run(test::random_problem(random, limits), seed);
   EXPECT_GE(ran, 30) << "the family takes too few of the random cases to be tested by them";
 }
 
@@ -125,7 +117,6 @@ TEST_P(Forward, CommonGeometries) {
 }
 
 TEST_P(Forward, OddChannelCounts) {
-  if (resident_only()) GTEST_SKIP() << "takes channel counts in steps of 8";
   for (Layout layout : kLayouts) {
     for (int64_t channels : {1, 2, 3, 5, 13, 45}) {
       for (int64_t extra : {0, 1}) {
@@ -152,7 +143,6 @@ TEST_P(Forward, SeveralTiles) {
 // Weights that do not stay in shared memory: several slabs of input channels, one of them in part; several tiles along
 // every dimension, the last ones in part; a D pair too many; every kernel size; no tail, and one value per channel.
 TEST_P(Forward, WideLayers) {
-  if (resident_only()) GTEST_SKIP() << "takes weights that stay in shared memory";
   struct Wide {
     int64_t in, out, kernel, padding, extra, depth, height, width;
   };
@@ -182,7 +172,6 @@ TEST_P(Forward, WideLayers) {
 
 // Strides whose product is beyond the classes of one launch.
 TEST_P(Forward, ManyClasses) {
-  if (resident_only()) GTEST_SKIP() << "takes stride 2";
   for (Layout layout : kLayouts) {
     for (int stride : {3, 4}) {
       Problem p = test::cubic_problem(2, 8, 16, 3, 4, stride, 1, 1, layout);
@@ -199,7 +188,6 @@ TEST_P(Forward, ManyClasses) {
 
 // Every length of a row modulo 16 bytes, of full tiles and of last ones: rows of y and of add start anywhere.
 TEST_P(Forward, RowsOfAnyLength) {
-  if (resident_only()) GTEST_SKIP() << "takes rows of whole 16 bytes";
   for (Layout layout : kLayouts) {
     for (int64_t width = 13; width < 22; ++width) {
       Problem p = test::cubic_problem(2, 24, 20, 3, 3, 2, 1, 0, layout);
@@ -228,7 +216,6 @@ TEST_P(Forward, OutputIsAChannelSliceOfALargerBuffer) {
 }
 
 TEST_P(Forward, OffsetViews) {
-  if (resident_only()) GTEST_SKIP() << "takes y with 16-byte aligned rows";
   for (Layout layout : kLayouts) {
     Problem p = test::cubic_problem(2, 8, 16, 3, 3, 2, 1, 1, layout);
     p.has_add = 1;
@@ -284,16 +271,18 @@ TEST_P(Forward, MagnitudesInIeeeMode) {
   if (std::get<1>(GetParam()).dtype != CONVT3D_F32 || std::get<1>(GetParam()).precision != CONVT3D_IEEE) {
     GTEST_SKIP() << "fp32 in ieee mode";
   }
-  for (Layout layout : kLayouts) {
-    Problem p = test::cubic_problem(2, 32, 24, 6, 3, 2, 1, 1, layout);
-    p.in_size[2] = 8;
-    test::pack(p, layout);
-    p.has_bias = 1;
-    run(p, 1, test::few_small_draw, test::uniform_draw);
-    run(p, 2, test::few_small_draw);
-    run(p, 3, test::nonfinite_draw, test::uniform_draw);
-    for (uint64_t seed = 4; seed < 10; ++seed) run(p, seed, test::decades_draw);
-    run(p, 10, test::near_infinity_draw, test::small_draw);
+  for (int64_t channels : {32, 136}) {  // of the sm90 family, the second is the streaming kernel's
+    for (Layout layout : kLayouts) {
+      Problem p = test::cubic_problem(2, channels, 24, 6, 3, 2, 1, 1, layout);
+      p.in_size[2] = 8;
+      test::pack(p, layout);
+      p.has_bias = 1;
+      run(p, 1, test::few_small_draw, test::uniform_draw);
+      run(p, 2, test::few_small_draw);
+      run(p, 3, test::nonfinite_draw, test::uniform_draw);
+      for (uint64_t seed = 4; seed < 10; ++seed) run(p, seed, test::decades_draw);
+      run(p, 10, test::near_infinity_draw, test::small_draw);
+    }
   }
 }
 

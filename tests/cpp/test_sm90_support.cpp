@@ -81,6 +81,18 @@ TEST(Sm90Supported, TakesTheReferenceInIeeeMode) {
   }
 }
 
+TEST(Sm90Supported, TakesWideLayersInIeeeMode) {
+  for (bool last : {false, true}) {
+    Problem p = make(2, 256, 128, {24, 24, 24}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F32, last);
+    p.precision = CONVT3D_IEEE;
+    EXPECT_EQ(refusal(p), "");
+    EXPECT_EQ(choose_mainloop(p, kH200.multiprocessors), Mainloop::kStream);
+    stream::Config const c = stream::choose_config(p);
+    EXPECT_LE(stream::shared_bytes(p, c), kSharedLimit);
+    EXPECT_GE(c.ring, 8);
+  }
+}
+
 TEST(Sm90Supported, SaysWhatItDoesNotTake) {
   auto with = [](auto change) {
     Problem p = reference();
@@ -102,29 +114,25 @@ TEST(Sm90Supported, SaysWhatItDoesNotTake) {
             "sm90: number of classes of outputs is 32, the kernel takes at most 16");
 }
 
-TEST(Sm90Supported, IeeeModeNeedsTheResidentKernel) {
-  auto with = [](auto change) {
-    Problem p = reference();
-    p.precision = CONVT3D_IEEE;
-    change(p);
-    std::string const reason = refusal(p);
-    p.precision = CONVT3D_TF32;
-    EXPECT_EQ(refusal(p), "");
-    EXPECT_EQ(choose_mainloop(p, 132), Mainloop::kStream);
-    return reason;
+// What the resident kernel does not take streams, in ieee mode too.
+TEST(Sm90Supported, WhatIsNotForTheResidentKernelStreams) {
+  auto streams = [](auto change) {
+    for (convt3d_precision precision : {CONVT3D_TF32, CONVT3D_IEEE}) {
+      Problem p = reference();
+      p.precision = precision;
+      change(p);
+      EXPECT_EQ(refusal(p), "");
+      EXPECT_EQ(choose_mainloop(p, 132), Mainloop::kStream);
+    }
   };
-  EXPECT_EQ(with([](Problem& p) { p.stride[1] = 3; }),
-            "sm90: stride along H is 3, the kernel takes 2 where it keeps the weights");
-  EXPECT_EQ(with([](Problem& p) { p.in_channels = 12; }), "sm90: in_channels is 12, the kernel takes multiples of 8");
-  EXPECT_EQ(with([](Problem& p) { p.out_channels = 20; }), "sm90: out_channels is 20, the kernel takes multiples of 8");
-  EXPECT_EQ(with([](Problem& p) { p.y_alignment = 8; }), "sm90: alignment of y is 8, the kernel takes 16 bytes");
-  EXPECT_EQ(with([](Problem& p) { p.add_alignment = 4; }),
-            "sm90: alignment of a full-size add is 4, the kernel takes 16 bytes");
-  EXPECT_EQ(with([](Problem& p) { p.y_stride[3] = 33; }),
-            "sm90: a stride of y is 33, the kernel takes positive multiples of 4");
-  EXPECT_EQ(with([](Problem& p) { p.add_stride[1] = 0; }),
-            "sm90: a stride of a full-size add is 0, the kernel takes positive multiples of 4");
-  EXPECT_EQ(with([](Problem& p) { p.x_stride[4] = 2; }), "sm90: stride of x along W is 2, the kernel takes 1, as of y");
+  streams([](Problem& p) { p.stride[1] = 3; });
+  streams([](Problem& p) { p.in_channels = 12; });
+  streams([](Problem& p) { p.out_channels = 20; });
+  streams([](Problem& p) { p.y_alignment = 8; });
+  streams([](Problem& p) { p.add_alignment = 4; });
+  streams([](Problem& p) { p.y_stride[3] = 33; });
+  streams([](Problem& p) { p.add_stride[1] = 0; });
+  streams([](Problem& p) { p.x_stride[4] = 2; });
 }
 
 TEST(Sm90Choice, WeightsThatDoNotFitStream) {
@@ -170,6 +178,15 @@ TEST(Sm90Choice, MostlyEmptyTilesAreNotWorthwhile) {
   EXPECT_FALSE(worthwhile(from(4), kH200));
   EXPECT_TRUE(worthwhile(from(8), kH200));
   EXPECT_TRUE(worthwhile(from(24), kH200));
+  // In ieee mode, where each product is three, half-empty ones neither.
+  auto parts_from = [&](int size) {
+    Problem p = from(size);
+    p.precision = CONVT3D_IEEE;
+    return p;
+  };
+  EXPECT_FALSE(worthwhile(parts_from(8), kH200));
+  EXPECT_TRUE(worthwhile(parts_from(16), kH200));
+  EXPECT_TRUE(worthwhile(parts_from(24), kH200));
 }
 
 TEST(Sm90Choice, RowsThatStartAnywhereAreChosen) {

@@ -175,11 +175,12 @@ def test_ieee_magnitudes_within_one_tensor(family: Family) -> None:
 @own_families
 @pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
 @pytest.mark.parametrize("kind", ["few small", "many small", "zeros", "half"])
-def test_ieee_values_far_below_the_largest(kind: str, channels_last: bool, family: Family) -> None:
+@pytest.mark.parametrize("cin", [32, 96])
+def test_ieee_values_far_below_the_largest(cin: int, kind: str, channels_last: bool, family: Family) -> None:
     """Each output is as accurate as its own terms allow, whichever kernel does it; and repeatable."""
     case = Case(
         batch=4,
-        cin=32,
+        cin=cin,
         cout=64,
         size=(8, 16, 16),
         precision="ieee",
@@ -231,7 +232,7 @@ def test_report_25_views(channels_last: bool, dtype: torch.dtype, family: Family
         dtype=dtype,
         input_channels_last=channels_last,
         activation="hardswish",
-        precision="tf32" if family.name == "sm90" else "ieee",
+        precision="ieee",
     )
     t = case.make("cuda")
     family.require(case, t)
@@ -303,6 +304,30 @@ def test_ieee_operands_of_one_sign(family: Family) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     tensors.input.uniform_(0, 1, generator=generator)
     tensors.weight.uniform_(0, 0.1, generator=generator)
+    assert_accurate(case, tensors, family.call(case, tensors))
+
+
+@pytest.mark.parametrize("family", ["sm90"], indirect=True)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_ieee_long_sums_of_one_sign(kernel: int, channels_last: bool, family: Family) -> None:
+    """320 input channels, so that the sm90 family streams weights."""
+    case = Case(
+        batch=2,
+        cin=320,
+        cout=96,
+        size=(5, 16, 16),
+        kernel=(kernel,) * 3,
+        padding=(kernel - 2,) * 3,
+        output_padding=(kernel - 2,) * 3,
+        input_channels_last=channels_last,
+        precision="ieee",
+    )
+    tensors = case.make("cuda")
+    family.require(case, tensors)
+    generator = torch.Generator("cuda").manual_seed(1)
+    for tensor in tensors.present():
+        tensor.uniform_(0, 1, generator=generator)
     assert_accurate(case, tensors, family.call(case, tensors))
 
 

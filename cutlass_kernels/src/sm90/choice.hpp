@@ -112,14 +112,19 @@ inline bool warps_pay(Problem const& p) {
 /// and strides up to 4 (k = s = (2, 4, 4), 32 -> 16 from 32^3: 0.302 / 0.255, 0.318 / 0.215). In NDHWC a stride of 3 or
 /// 4 along W leaves rows of 16 channels alone, which needs many products to hide (32 -> 16: 0.265 / 0.252, 0.217 /
 /// 0.234; k = s = (1, 3, 3), 64 -> 32: 0.093 / 0.111, 0.071 / 0.110; (2, 4, 4), 128 -> 64: 0.321 / 0.236, 0.202 /
-/// 0.151).
-inline bool worthwhile(Problem const& p, convt3d_device const&) {
+/// 0.151). In ieee mode the streaming kernel has three products to make and x to look through first: there tiles must
+/// be more than half full (320 -> 320 from 8^3, half-full tiles: 0.066 / 0.073, NDHWC 0.051 / 0.067; 256 -> 128 from
+/// 4^3: 0.19 / 0.45; with full ones 320 -> 256 from 16^3: 0.257 / 0.109, odd rows of 128 -> 64 from 32^3: 0.567 /
+/// 0.325), and strides of 3 and 4 do not pay (the (2, 4, 4) above 0.348 / 0.368, NDHWC 0.327 / 0.374).
+inline bool worthwhile(Problem const& p, convt3d_device const& device) {
   stream::Tiling const t = stream::tiling(p);
   Size3 const out = output_size(p);
   int64_t const rows = t.tiles[1] * p.stride[1] * kTileH;
   int64_t const columns = t.tiles[2] * stream::output_step(p) * kTileW;
   if (form(p).channels_last && p.stride[2] > 2 && p.in_channels < 128) return false;
-  return out[1] * out[2] * 4 > rows * columns && warps_pay(p);
+  bool const streams_parts = uses_split(p) && choose_mainloop(p, device.multiprocessors) == Mainloop::kStream;
+  if (streams_parts && (p.stride[1] > 2 || p.stride[2] > 2)) return false;
+  return out[1] * out[2] * (streams_parts ? 2 : 4) > rows * columns && warps_pay(p);
 }
 
 }  // namespace convt3d::sm90

@@ -22,15 +22,20 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
   return status == CONVT3D_OK && sm90::uses_split(p) ? sm80_family()->supported(p, device, message) : status;
 }
 
-size_t sm80_workspace_offset(Problem const& p) {
-  return (sm90::workspace_layout(p, sm90::choose_config(p)).bytes + 255) / 256 * 256;
+size_t own_workspace_bytes(Problem const& p, int multiprocessors) {
+  return streams(p, multiprocessors) ? sm90::stream::workspace_layout(p).bytes
+                                     : sm90::workspace_layout(p, sm90::choose_config(p)).bytes;
+}
+
+size_t sm80_workspace_offset(Problem const& p, int multiprocessors) {
+  return (own_workspace_bytes(p, multiprocessors) + 255) / 256 * 256;
 }
 
 size_t workspace_bytes(Problem const& p, convt3d_device const& device) {
   if (element_count(y_shape(p)) == 0) return 0;
-  if (sm90::uses_split(p)) return sm80_workspace_offset(p) + sm80_family()->workspace_bytes(p, device);
-  return streams(p, device.multiprocessors) ? sm90::stream::workspace_layout(p).bytes
-                                            : sm90::workspace_layout(p, sm90::choose_config(p)).bytes;
+  int const multiprocessors = device.multiprocessors;
+  if (!sm90::uses_split(p)) return own_workspace_bytes(p, multiprocessors);
+  return sm80_workspace_offset(p, multiprocessors) + sm80_family()->workspace_bytes(p, device);
 }
 
 Status fail(char const* what, cudaError_t error, Message& message) {
@@ -42,10 +47,13 @@ sm90::stream::Launch* stream_instance(Problem const& p) {
   bool const last = sm90::form(p).channels_last;
   if (p.dtype == CONVT3D_F16) return last ? sm90::stream::launch_ndhwc_f16 : sm90::stream::launch_ncdhw_f16;
   if (p.dtype == CONVT3D_BF16) return last ? sm90::stream::launch_ndhwc_bf16 : sm90::stream::launch_ncdhw_bf16;
+  if (sm90::uses_split(p)) return last ? sm90::stream::launch_ndhwc_ieee : sm90::stream::launch_ncdhw_ieee;
   return last ? sm90::stream::launch_ndhwc_tf32 : sm90::stream::launch_ncdhw_tf32;
 }
 
-cudaError_t run_stream(Problem const& p, convt3d_tensors const& t, int multiprocessors, cudaStream_t stream) {
+/// In ieee mode, `declined` is where the sm80 family learns whether it is its turn.
+cudaError_t run_stream(Problem const& p, convt3d_tensors const& t, int multiprocessors, cudaStream_t stream,
+                       int32_t const*& declined) {
   namespace kernel = sm90::stream;
   kernel::Config const config = kernel::choose_config(p);
   kernel::StreamParams kernel_params{};
@@ -57,8 +65,11 @@ cudaError_t run_stream(Problem const& p, convt3d_tensors const& t, int multiproc
   if (x_params.x_out != nullptr) error = prepare::launch(x_params, element_bytes(p), uses_tf32(p), stream);
   if (error != cudaSuccess) return error;
   // A plain launch: the kernel behind it waits for this launch, and so for the copy of x before it.
-  error = kernel::prepare_pieces(piece_params, static_cast<convt3d_dtype>(p.dtype), stream);
+  bool const split = sm90::uses_split(p);
+  error = split ? kernel::prepare_split_pieces(piece_params, stream)
+                : kernel::prepare_pieces(piece_params, static_cast<convt3d_dtype>(p.dtype), stream);
   if (error != cudaSuccess) return error;
+  if (split) declined = &kernel_params.split.state->declined;
   return stream_instance(p)(kernel_params, kernel::shared_bytes(p, config),
                             items < multiprocessors ? items : multiprocessors, stream);
 }
@@ -81,9 +92,17 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
   }
   if (error != cudaSuccess) return fail("cannot ask the device", error, message);
 
+  auto run_sm80_if = [&](int32_t const* declined) {
+    convt3d_tensors rest = t;
+    rest.workspace = static_cast<unsigned char*>(t.workspace) + sm80_workspace_offset(p, multiprocessors);
+    return sm80::run_if(p, rest, declined, multiprocessors, stream, message);
+  };
+  bool const split = sm90::uses_split(p);
   if (streams(p, multiprocessors)) {
-    error = run_stream(p, t, multiprocessors, stream);
-    return error == cudaSuccess ? CONVT3D_OK : fail("cannot launch the streaming kernel", error, message);
+    int32_t const* declined = nullptr;
+    error = run_stream(p, t, multiprocessors, stream, declined);
+    if (error != cudaSuccess) return fail("cannot launch the streaming kernel", error, message);
+    return split ? run_sm80_if(declined) : CONVT3D_OK;
   }
   sm90::Config const config = sm90::choose_config(p);
   sm90::KernelParams kernel_params{};
@@ -93,7 +112,6 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
   }
   int64_t const runs = static_cast<int64_t>(kernel_params.scheduler.runs) * kernel_params.scheduler.classes;
   int const ctas = static_cast<int>(runs < multiprocessors ? runs : multiprocessors);
-  bool const split = sm90::uses_split(p);
   if (split) {
     sm90::ScanParams scan;
     sm90::fill_split_params(kernel_params, scan, p, config, t);
@@ -104,10 +122,7 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
   if (error != cudaSuccess) return fail("cannot launch the pre-kernel", error, message);
   error = instance(p)(kernel_params, sm90::shared_bytes(p, config.stages, config.ring), ctas, stream);
   if (error != cudaSuccess) return fail("cannot launch the kernel", error, message);
-  if (!split) return CONVT3D_OK;
-  convt3d_tensors rest = t;
-  rest.workspace = static_cast<unsigned char*>(t.workspace) + sm80_workspace_offset(p);
-  return sm80::run_if(p, rest, kernel_params.split.declined, multiprocessors, stream, message);
+  return split ? run_sm80_if(kernel_params.split.declined) : CONVT3D_OK;
 }
 
 }  // namespace

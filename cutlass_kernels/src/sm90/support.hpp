@@ -45,13 +45,7 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
   // An empty output launches nothing, whatever the rest is.
   if (!r.none() || element_count(y_shape(p)) == 0) return r.status();
 
-  if (uses_split(p)) {
-    want_resident(r, p, device.multiprocessors);
-    bool const resident = r.none() && choose_mainloop(p, device.multiprocessors) == Mainloop::kResident;
-    r.want(resident, "precision of float32", p.precision, "1 (tf32) where the weights do not stay in shared memory");
-  } else if (choose_mainloop(p, device.multiprocessors) == Mainloop::kStream) {
-    want_streamable(r, p);
-  }
+  if (choose_mainloop(p, device.multiprocessors) == Mainloop::kStream) want_streamable(r, p);
   return r.status();
 }
 

@@ -14,6 +14,11 @@ constexpr int kMaxSlots = 16;
 constexpr int kSmallestRing = 5;  // a step of four units must not pass the ring
 constexpr int kPieceCtas = 1024;  // of the pre-kernel, at most
 
+// fp32 in ieee mode: what the scan of both operands leaves (scan.cu).
+constexpr int kScanResults = 264;       // of x: two CTAs of each multiprocessor
+constexpr int kWeightScanResults = 32;  // of the weights of each channel tile: a warp reads them at once
+constexpr int kMaxSplitTiles = 64;      // channel tiles of 4096 channels
+
 struct Config {
   int stages;  // slabs of x
   int slots;   // weight pieces
@@ -39,6 +44,11 @@ constexpr Config choose_config(Problem const& p) {
   // Two stages more than a tile needs at once, so that the next slab is on its way; six pieces cover the latency of the
   // L2 cache; the ring takes what is left, and eight units of it are worth more than a stage.
   Config c{most_planes(p) + 2, 6, 0};
+  // In ieee mode products take longer, and a ring of ten units is worth more than the fifth stage and the last two
+  // pieces.
+  bool const split = uses_split(p);
+  int const smallest_ring = split ? 10 : kSmallestRing;
+  if (split && c.stages > 4) --c.stages;
   auto fill_ring = [&] {
     while (c.ring < kLargestRing && shared_bytes(p, {c.stages, c.slots, c.ring + 1}) <= kSharedLimit) ++c.ring;
   };
@@ -47,15 +57,16 @@ constexpr Config choose_config(Problem const& p) {
     --c.stages;
     fill_ring();
   }
-  if (c.ring < kSmallestRing) {
+  if (c.ring < smallest_ring) {
     c.slots = 4;
     fill_ring();
   }
   return c;
 }
 
-/// Input channels of the prepared copy of x: the copy engine steps by 16 bytes.
+/// Input channels of the prepared copy of x: the copy engine steps by 16 bytes; parts come in whole slabs.
 constexpr int64_t padded_channels(Problem const& p) {
+  if (uses_split(p)) return int64_t{slab_count(p)} * 32;
   return ceil_div(p.in_channels * element_bytes(p), 16) * 16 / element_bytes(p);
 }
 
@@ -71,21 +82,48 @@ constexpr bool reads_x_in_place(Problem const& p) {
   return true;
 }
 
+/// What the pre-kernels of fp32 in ieee mode tell the main one, beside the exponents of the weights.
+struct SplitState {
+  unsigned long long bad_x;  // values that parts do not hold
+  int32_t bad_weights;       // whether there are such values among them
+  int32_t x_exponent;        // of the scale
+  int32_t declined;          // whether the sm80 family is to compute the problem
+};
+
+/// More values of x that parts do not hold send the problem to the sm80 family: each costs the cold path about a
+/// thousand outputs.
+constexpr unsigned long long too_many_bad(int64_t values) {
+  return 8 + static_cast<unsigned long long>(values) / 131072;
+}
+
 struct Workspace {
-  size_t counter, owners, pieces, x, bytes;
+  // Offsets and the total. The scan's results and what follows from them are of fp32 in ieee mode alone; behind the
+  // total comes the sm80 family's then.
+  size_t counter, owners, scans, weight_scans, weight_exponents, state, pieces, x, bytes;
 };
 
 constexpr Workspace workspace_layout(Problem const& p) {
   constexpr size_t kAlign = 128;
+  size_t at = 0;
+  auto place = [&](size_t bytes) {
+    size_t const offset = at;
+    at += (bytes + kAlign - 1) / kAlign * kAlign;
+    return offset;
+  };
+  size_t const tiles = static_cast<size_t>(channel_tiles(p));
+  bool const split = uses_split(p);
+  int64_t const voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
   Workspace w{};
-  w.owners = kAlign;
-  w.pieces = w.owners + (static_cast<size_t>(tiling(p).items) * 4 + kAlign - 1) / kAlign * kAlign;
-  w.x = w.pieces + static_cast<size_t>(channel_tiles(p)) * tile_pieces(p) * kPieceBytes;
-  w.bytes = w.x;
-  if (!reads_x_in_place(p)) {
-    int64_t const voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
-    w.bytes += static_cast<size_t>(voxels * padded_channels(p)) * element_bytes(p);
-  }
+  w.counter = place(4);
+  w.owners = place(static_cast<size_t>(tiling(p).items) * 4);
+  w.scans = place(split ? kScanResults * 4 : 0);
+  w.weight_scans = place(split ? tiles * kWeightScanResults * 4 : 0);
+  w.weight_exponents = place(split ? tiles * 4 : 0);
+  w.state = place(split ? sizeof(SplitState) : 0);
+  w.pieces = place(tiles * tile_pieces(p) * kPieceBytes);
+  w.x = at;
+  w.bytes = at;
+  if (!reads_x_in_place(p)) w.bytes += static_cast<size_t>(voxels * padded_channels(p)) * element_bytes(p);
   return w;
 }
 

@@ -22,10 +22,13 @@ struct StreamEpilogue {
   static constexpr int kCopies = kChannelsLast ? 1 : 2;     // boxes of a unit
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
   static constexpr int kBatch = Tail::kLarge ? 2 : 4;
-  static_assert(Resident::enough_laps(stream::kSmallestRing, kTileUnits - 4 * (kUnits - 1), stream::kStoreWarps));
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+  static constexpr int kStores = kSplit ? 1 : kStoreWarps;  // warps
+  static constexpr int kLoads = kSplit ? 0 : kLoadWarps;    // of add by warps, besides
+  static_assert(Resident::enough_laps(stream::kSmallestRing, kTileUnits - 4 * (kUnits - 1), kStores));
 
   CUTLASS_DEVICE static void init(SharedStorage& shared, StreamParams const& params) {
-    Resident::init(shared, kStoreWarps);
+    Resident::init(shared, kStores);
     if (!loads_by_warps(params)) return;
     // Of a load warp every lane arrives by itself, and the load thread as ever: a box is written before its unit is
     // full.
@@ -45,7 +48,7 @@ struct StreamEpilogue {
   /// The store warps load where they have nothing to store.
   CUTLASS_DEVICE static int load_warps(StreamParams const& params) {
     if (!loads_by_warps(params)) return 0;
-    return stores_by_consumers(params) ? kLoadWarps + kStoreWarps : kLoadWarps;
+    return stores_by_consumers(params) ? kLoads + kStores : kLoads;
   }
 
   // ---- load warp and store warps (one thread each) ------------------------------------------------------------
@@ -133,7 +136,7 @@ struct StreamEpilogue {
       }
     }
     if (stores_by_consumers(params)) return;
-    for (int i = 0; i < kStoreWarps; ++i) {
+    for (int i = 0; i < kStores; ++i) {
       Resident::wait_free(shared, slot);
       shared.box[slot.slot].store = Resident::kEnd;
       Resident::ready(shared, slot).arrive();
@@ -184,17 +187,30 @@ struct StreamEpilogue {
   CUTLASS_DEVICE static void store(Params const& p, SharedStorage& shared, unsigned char* ring, int which) {
     UnitState slot;
     slot.advance(which, p.ring);
+    int reading = -1;  // slot of a unit that the copy engine may still be reading
     for (;;) {
       Resident::wait_ready(shared, slot);
       cutlass::arch::fence_view_async_shared();  // the consumers' stores, before the copy engine reads them
       UnitBox const box = shared.box[slot.slot];
       if (box.store == Resident::kEnd) break;
-      if (box.store == Resident::kStore) {
-        store_unit(p, ring + slot.slot * kUnitBytes, box);
-        cute::tma_store_wait<0>();
+      if (box.store == Resident::kStore) store_unit(p, ring + slot.slot * kUnitBytes, box);
+      if constexpr (kStores == 1) {
+        // Two units at a time, as two warps have.
+        if (reading >= 0) {
+          if (box.store == Resident::kStore) {
+            cute::tma_store_wait<1>();
+          } else {
+            cute::tma_store_wait<0>();
+          }
+          shared.free[reading].arrive();
+        }
+        reading = box.store == Resident::kStore ? slot.slot : -1;
+        if (reading < 0) shared.free[slot.slot].arrive();
+      } else {
+        if (box.store == Resident::kStore) cute::tma_store_wait<0>();
+        shared.free[slot.slot].arrive();
       }
-      shared.free[slot.slot].arrive();
-      slot.advance(kStoreWarps, p.ring);
+      slot.advance(kStores, p.ring);
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     shared.stored.arrive();
@@ -206,6 +222,11 @@ struct StreamEpilogue {
   struct Channels {
     float bias[2];
     uint32_t add[2];  // the value of a channel, in each element of a word
+    float scale;      // of the sums, in ieee mode
+
+    CUTLASS_DEVICE float finish(float sum, int half) const {
+      return kSplit ? fmaf(sum, scale, bias[half]) : sum + bias[half];
+    }
   };
 
   CUTLASS_DEVICE static Channels channels(Params const& p, Item const& it, int warp, int lane) {
@@ -307,7 +328,7 @@ struct StreamEpilogue {
         CUTLASS_PRAGMA_UNROLL
         for (int o = 0; o < kVector; ++o) {
           int const ow = kVector * (first + k) + o;
-          f[o] = Resident::tail(p, acc[ow % 2][accumulator(ow / 2, half, b)] + channels.bias[half], f[o]);
+          f[o] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(ow / 2, half, b)], half), f[o]);
         }
         store_shared(row + (((first + k) << 4) ^ swizzle), Element<T>::pack(f));
       }
@@ -345,7 +366,7 @@ struct StreamEpilogue {
         unpack_pair(v[i], f);
         CUTLASS_PRAGMA_UNROLL
         for (int half = 0; half < 2; ++half) {
-          f[half] = Resident::tail(p, acc[ow % 2][accumulator(j, half, b)] + channels.bias[half], f[half]);
+          f[half] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(j, half, b)], half), f[half]);
         }
         store_pair(pair_address(unit, first + i, line, byte, lane), f);
       }

@@ -72,6 +72,9 @@ bool fill_x_pass(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   } else if (turns) {
     w.x_pass = XPass::kTurn;
     w.x_blocks = shape[0] * w.voxel_tiles * slab_count(p);
+  } else if (uses_split(p)) {
+    w.x_pass = XPass::kGather;
+    w.x_blocks = (w.x_vectors + kPrepareThreads - 1) / kPrepareThreads;
   } else {
     w.x_pass = XPass::kNone;
     x.x_in = t.x;
@@ -169,6 +172,23 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   sp.runs = static_cast<int>(tiles.items);
   sp.run_length = 1;
   w.owner_count = tiles.items;
+
+  if (uses_split(p)) {
+    auto words = [&](size_t offset) { return reinterpret_cast<uint32_t*>(workspace + offset); };
+    k.split.x_largest = words(layout.scans);
+    k.split.weight_largest = words(layout.weight_scans);
+    k.split.weight_exponent = reinterpret_cast<int32_t*>(workspace + layout.weight_exponents);
+    k.split.state = reinterpret_cast<SplitState*>(workspace + layout.state);
+    k.split.too_many = too_many_bad(element_count(x_shape(p)));
+    w.split = k.split;
+    w.batch = static_cast<int32_t>(p.batch);
+    for (int axis = 0; axis < 3; ++axis) {
+      w.in_size[axis] = static_cast<int32_t>(p.in_size[axis]);
+      w.kernel[axis] = static_cast<int32_t>(p.kernel[axis]);
+    }
+    Size5 const x_stride = effective_stride(x_shape(p), p.x_stride);
+    for (int axis = 0; axis < 5; ++axis) w.x_stride[axis] = x_stride[axis];
+  }
 
   fill_cold(k.cold, p, t, nullptr);
   for (int i = 0; i < 5; ++i) w.weight_stride[i] = p.weight_stride[i];

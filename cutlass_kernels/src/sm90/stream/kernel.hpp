@@ -6,33 +6,41 @@
 // not go by boxes either: then the consumers store it).
 #pragma once
 
+#include <type_traits>
+
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
 #include "dependent_launch.hpp"
-#include "sm90/cold_path.hpp"
+#include "sm90/split_route.hpp"
 #include "sm90/stream/epilogue.hpp"
-#include "sm90/stream/mainloop.hpp"
+#include "sm90/stream/parts_mainloop.hpp"
+#include "sm90/stream/suspects.hpp"
 
 namespace convt3d::sm90::stream {
 
 template <class T, bool kChannelsLast, class Tail>
 struct Kernel {
-  using Mainloop = StreamMainloop<T>;
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+  using Mainloop = std::conditional_t<kSplit, PartsMainloop, StreamMainloop<T>>;
   using Epilogue = StreamEpilogue<T, kChannelsLast, Tail>;
 
-  static constexpr int kFeedingWarps = 8;  // two warpgroups, for setmaxnreg
+  // Two warpgroups, for setmaxnreg. One in ieee mode, whose consumers hold half as many sums again.
+  static constexpr int kFeedingWarps = kSplit ? 4 : 8;
   static constexpr int kThreads = kGroups * 128 + kFeedingWarps * 32;
-  static constexpr int kConsumerRegisters = 208;
-  static constexpr int kFeedingRegisters = 48;
-  static_assert(kFeedingWarps == 3 + kStoreWarps + kLoadWarps);
-  static_assert(128 * kGroups * kConsumerRegisters + 32 * kFeedingWarps * kFeedingRegisters <= 65536);
+  static constexpr int kConsumerRegisters = kSplit ? 232 : 208;
+  static constexpr int kFeedingRegisters = kSplit ? 40 : 48;
+  static_assert(kFeedingWarps == 3 + Epilogue::kStores + Epilogue::kLoads);
+  // They share what the kernel starts with: for each thread the largest multiple of 8 that fits.
+  static_assert(128 * kGroups * kConsumerRegisters + 32 * kFeedingWarps * kFeedingRegisters <=
+                65536 / kThreads / 8 * 8 * kThreads);
   static constexpr int kScheduleReaders = kGroups * 4 + 2;  // warps: consumers, weights, x
 
   struct SharedStorage {
     typename Mainloop::SharedStorage mainloop;
     typename Epilogue::SharedStorage epilogue;
     TileScheduler::SharedStorage scheduler;
-    int32_t nan_seen;  // among this CTA's sums
+    int32_t nan_seen;           // among this CTA's sums
+    SuspectRuns suspect_items;  // where, in ieee mode
   };
 
   static_assert(sizeof(SharedStorage) <= kBarrierBytes, "config.hpp reserves too little");
@@ -53,9 +61,16 @@ struct Kernel {
       Epilogue::init(shared.epilogue, params);
       TileScheduler::init(shared.scheduler, kScheduleReaders + Epilogue::load_warps(params));
       shared.nan_seen = 0;
+      shared.suspect_items.init();
       cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
+
+    if constexpr (kSplit) {
+      let_next_kernel_start();  // the sm80 family's, which waits for this one
+      wait_for_previous_kernel();
+      if (declines(params.split)) return;
+    }
 
     if (warp >= kGroups * 4) {
       cutlass::arch::warpgroup_reg_dealloc<kFeedingRegisters>();
@@ -72,7 +87,7 @@ struct Kernel {
       } else if (role >= kFeedingWarps - Epilogue::load_warps(params)) {
         Epilogue::load_by_warp(params, shared.scheduler, shared.epilogue, ring, kFeedingWarps - 1 - role,
                                Epilogue::load_warps(params));
-      } else if (role >= 3 && role < 3 + kStoreWarps && leader && !Epilogue::stores_by_consumers(params)) {
+      } else if (role >= 3 && role < 3 + Epilogue::kStores && leader && !Epilogue::stores_by_consumers(params)) {
         Epilogue::store(params.epilogue, shared.epilogue, ring, role - 3);
       }
     } else {
@@ -106,8 +121,18 @@ struct Kernel {
       Item const item = decode(params, number);
       typename Mainloop::Accumulators acc;
       Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc);
-      nan_seen = nan_seen || Mainloop::holds_nan(acc);
-      typename Epilogue::Channels const channels = Epilogue::channels(e, item, warp, lane);
+      if constexpr (kSplit) {
+        if (__any_sync(0xffffffffu, Mainloop::holds_nan(acc)) && lane == 0) shared.suspect_items.add(number);
+      } else {
+        nan_seen = nan_seen || Mainloop::holds_nan(acc);
+      }
+      typename Epilogue::Channels channels = Epilogue::channels(e, item, warp, lane);
+      if constexpr (kSplit) {
+        SplitRoute::Scales const scales{__ldcg(&params.split.state->x_exponent),
+                                        __ldcg(params.split.weight_exponent + item.channel / kTileChannels)};
+        channels.scale = scales.inverse(0);
+        Mainloop::multiply_sums(scales.inverse(1), acc);
+      }
       Epilogue::template update<0>(params, item, shared.epilogue, ring, unit, warp, lane, channels, acc);
       if constexpr (Epilogue::kUnits == 2) {
         UnitState second = unit;
@@ -129,11 +154,25 @@ struct Kernel {
     // multiply zeros, and inf * 0 is nan.
     if (nan_seen) *static_cast<int32_t volatile*>(&shared.nan_seen) = 1;
     cutlass::arch::NamedBarrier::sync(kGroups * 128, 0);
-    if (*static_cast<int32_t volatile*>(&shared.nan_seen) != 0) {
+    bool const any = kSplit ? shared.suspect_items.count() > 0 : *static_cast<int32_t volatile*>(&shared.nan_seen) != 0;
+    if (any) {
       if (!Epilogue::stores_by_consumers(params)) shared.epilogue.stored.wait(0);
       asm volatile("fence.proxy.async;" ::: "memory");
-      recompute(params, threadIdx.x);
+      if constexpr (kSplit) {
+        // Its memory is that of the weights, which nothing uses by now.
+        recompute_suspects<T>(params, shared.suspect_items,
+                              {reinterpret_cast<int32_t*>(slots), params.slots * kPieceBytes / 4 - 1});
+      } else {
+        recompute(params, threadIdx.x);
+      }
     }
+  }
+
+  /// Whether parts do not hold the operands of this problem. CTA 0 leaves the answer to the sm80 family's launches.
+  CUTLASS_DEVICE static bool declines(StreamSplit const& split) {
+    bool const declined = __ldcg(&split.state->bad_weights) != 0 || __ldcg(&split.state->bad_x) > split.too_many;
+    if (blockIdx.x == 0 && threadIdx.x == 0) split.state->declined = declined;
+    return declined;
   }
 
   /// Steps of at most four, since one must not pass the ring.
@@ -148,17 +187,9 @@ struct Kernel {
     for (int number = 0; number < params.scheduler.runs; ++number) {
       if (owners[number] != 1 + static_cast<int>(blockIdx.x)) continue;
       Item const item = decode(params, number);
-      Residues const r = residues(params, item.cls);
-      int const outputs = kGroups * kTileChannels * kTileH * 2 * kTileW;
-      for (int i = thread; i < outputs; i += kGroups * 128) {
-        int rest = i;
-        Column const at = params.plain.extent.columns.at(item.w * 2 * kTileW + rest % (2 * kTileW), r.pair);
-        rest /= 2 * kTileW;
-        int const oh = params.stride_h * (item.h * kTileH + rest % kTileH) + r.h;
-        rest /= kTileH;
-        int const c = item.channel + rest % kTileChannels;
-        int const od = params.stride_d * (item.d + rest / kTileChannels) + r.d;
-        if (at.inside) recompute_output<T>(params.x, params.epilogue, params.cold, item.n, c, od, oh, at.ow);
+      for (int i = thread; i < kItemOutputs; i += kGroups * 128) {
+        Place const at = place(params, item, i);
+        if (at.inside) recompute_output<T>(params.x, params.epilogue, params.cold, item.n, at.c, at.od, at.oh, at.ow);
       }
     }
   }

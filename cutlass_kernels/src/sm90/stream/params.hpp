@@ -24,6 +24,15 @@ struct PlainParams {
   PlainExtent extent;
 };
 
+/// For SplitFloat alone.
+struct StreamSplit {
+  uint32_t* x_largest;       // bits of the largest finite magnitude that each CTA of the scan has seen
+  uint32_t* weight_largest;  // likewise, kWeightScanResults for each channel tile
+  int32_t* weight_exponent;  // of each channel tile's scale
+  SplitState* state;
+  unsigned long long too_many;  // more bad values of x than this are the sm80 family's
+};
+
 struct StreamParams {
   CUtensorMap x_map;  // over (C, H, W, D, N); boxes are slabs
   MainloopParams x;   // x itself, for the cold path, and its slabs
@@ -32,6 +41,7 @@ struct StreamParams {
   SchedulerParams scheduler;  // one class; runs are items
   ColdParams cold;
   PlainParams plain;
+  StreamSplit split;
   unsigned char const* pieces;
   int32_t tile_pieces;
   int32_t slots;
@@ -48,7 +58,7 @@ struct Item {
 };
 
 /// What the pre-kernel does with x beside the weights.
-enum class XPass : int32_t { kNone, kTurn, kCopy };
+enum class XPass : int32_t { kNone, kTurn, kCopy, kGather };
 
 constexpr int kCopiesPerThread = 4;
 
@@ -73,6 +83,10 @@ struct PieceParams {
   int64_t x_sample_stride, x_channel_stride, voxels, voxel_tiles;  // of 128, per sample
   int64_t x_vectors;                                               // of 16 bytes
   int64_t x_blocks;
+  // For SplitFloat alone, which gathers x of any strides here too.
+  StreamSplit split;
+  int32_t batch, in_size[3], kernel[3];
+  int64_t x_stride[5];
 };
 
 /// Fills the parameters of both kernels, and of the general pre-pass of x for what the pre-kernel does not take
@@ -80,9 +94,12 @@ struct PieceParams {
 bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem const& p, Config const& c,
                  convt3d_tensors const& t);
 cudaError_t prepare_pieces(PieceParams const& params, convt3d_dtype dtype, cudaStream_t stream);
+/// fp32 in ieee mode: finds the scales, then prepares both operands in two parts.
+cudaError_t scan_operands(PieceParams const& params, cudaStream_t stream);
+cudaError_t prepare_split_pieces(PieceParams const& params, cudaStream_t stream);
 
 using Launch = cudaError_t(StreamParams const& k, size_t shared_bytes, int ctas, cudaStream_t stream);
-Launch launch_ncdhw_tf32, launch_ncdhw_f16, launch_ncdhw_bf16;
-Launch launch_ndhwc_tf32, launch_ndhwc_f16, launch_ndhwc_bf16;
+Launch launch_ncdhw_ieee, launch_ncdhw_tf32, launch_ncdhw_f16, launch_ncdhw_bf16;
+Launch launch_ndhwc_ieee, launch_ndhwc_tf32, launch_ndhwc_f16, launch_ndhwc_bf16;
 
 }  // namespace convt3d::sm90::stream

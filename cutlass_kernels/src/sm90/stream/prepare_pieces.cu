@@ -2,18 +2,76 @@
 //
 // The pre-kernel: writes the weights, rounded to TF32 where they are fp32, as the pieces that the streaming kernel
 // brings in (stream/geometry.hpp), zeroes its counter, and makes the packed channels-last copy of x, likewise rounded,
-// where x is not read in place and comes in whole vectors.
+// where x is not read in place and comes in whole vectors. In ieee mode both are written in two parts, 64 bytes of hi
+// and 64 of lo for 32 channels, and x may have any strides.
+#include <type_traits>
+
 #include "dependent_launch.hpp"
 #include "sm90/operand_bits.hpp"
 #include "sm90/stream/params.hpp"
+#include "sm90/stream/parts.hpp"
 
 namespace convt3d::sm90::stream {
 namespace {
 
 template <class T>
-__device__ void write_pieces(PieceParams const& p) {
+constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+
+/// The exponents of the scales in ieee mode, from what the scan found. In shared memory.
+struct Exponents {
+  uint32_t warp_largest[kPrepareThreads / 32];
+  int32_t weights[kMaxSplitTiles];
+};
+
+/// Called by the whole CTA; returns that of x. Those of the weights are found where `of_weights`.
+__device__ int find_exponents(PieceParams const& p, bool of_weights, Exponents& e) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const warp = static_cast<int>(threadIdx.x) / 32;
+  uint32_t largest = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < kScanResults; i += kPrepareThreads) {
+    largest = max(largest, __ldcg(p.split.x_largest + i));
+  }
+  largest = __reduce_max_sync(0xffffffffu, largest);
+  if (lane == 0) e.warp_largest[warp] = largest;
+  if (of_weights) {
+    for (int tile = warp; tile < p.channel_tiles; tile += kPrepareThreads / 32) {
+      uint32_t const of_tile =
+          __reduce_max_sync(0xffffffffu, __ldcg(p.split.weight_largest + tile * kWeightScanResults + lane));
+      if (lane != 0) continue;
+      e.weights[tile] = split_exponent(of_tile);
+      if (blockIdx.x == 0) p.split.weight_exponent[tile] = e.weights[tile];
+    }
+  }
+  __syncthreads();
+  largest = 0;
+  for (uint32_t of_warp : e.warp_largest) largest = max(largest, of_warp);
+  int const exponent = split_exponent(largest);
+  if (blockIdx.x == 0 && threadIdx.x == 0) p.split.state->x_exponent = exponent;
+  return exponent;
+}
+
+__device__ OperandScale<SplitFloat> operand_scale(int exponent) {
+  return {__uint_as_float(power_of_two_bits(exponent)), 2 * smallest_split(exponent)};
+}
+
+/// Four channels in two parts. Returns how many of them the parts do not hold; these become nan.
+__device__ int store_parts(OperandScale<SplitFloat> const& scale, uint4 const& v, void* hi, void* lo) {
+  uint2 const ab = Operands<SplitFloat>::pair<true>(scale, v.x, v.y);
+  uint2 const cd = Operands<SplitFloat>::pair<true>(scale, v.z, v.w);
+  *static_cast<uint2*>(hi) = make_uint2(ab.x, cd.x);
+  *static_cast<uint2*>(lo) = make_uint2(ab.y, cd.y);
+  auto bad = [&](uint32_t bits) {
+    return static_cast<int>(2 * bits - 1 < scale.limit - 1 || (bits & 0x7fffffffu) >= kInfinityBits);
+  };
+  return bad(v.x) + bad(v.y) + bad(v.z) + bad(v.w);
+}
+
+template <class T>
+__device__ void write_pieces(PieceParams const& p, int32_t const* exponents) {
   constexpr int kVector = 16 / sizeof(T);
-  using Bits = decltype(operand_bits(T{}));
+  using Stored = std::conditional_t<kSplit<T>, float, T>;
+  using Bits = decltype(operand_bits(Stored{}));
+  bool bad = false;
   int64_t const index = static_cast<int64_t>(blockIdx.x) * kPrepareThreads + threadIdx.x;
   int64_t const threads = static_cast<int64_t>(p.piece_ctas) * kPrepareThreads;
   if (index == 0) *p.counter = 0;
@@ -43,19 +101,33 @@ __device__ void write_pieces(PieceParams const& p) {
     for (int k = 0; k < kVector; ++k) {
       bits[k] = 0;
       if (first + k < p.in_channels && out_channel < p.out_channels) {
-        T const value = static_cast<T const*>(p.weight)[offset + (first + k) * p.weight_stride[0]];
-        bits[k] = operand_bits(value);
+        Stored const value = static_cast<Stored const*>(p.weight)[offset + (first + k) * p.weight_stride[0]];
+        if constexpr (kSplit<T>) {
+          bits[k] = __float_as_uint(value);
+        } else {
+          bits[k] = operand_bits(value);
+        }
       }
     }
     unsigned char* const image = p.pieces + piece_index * kPieceBytes;
-    *reinterpret_cast<uint4*>(image + piece_offset(row, group * 16)) = *reinterpret_cast<uint4 const*>(bits);
+    uint4 const vector = *reinterpret_cast<uint4 const*>(bits);
+    if constexpr (kSplit<T>) {
+      int const byte = parts_offset(group);
+      bad |= store_parts(operand_scale(exponents[tile]), vector, image + piece_offset(row, byte),
+                         image + piece_offset(row, byte + kLowPart)) != 0;
+    } else {
+      *reinterpret_cast<uint4*>(image + piece_offset(row, group * 16)) = vector;
+    }
+  }
+  if constexpr (kSplit<T>) {
+    if (bad) atomicOr(&p.split.state->bad_weights, 1);
   }
 }
 
-/// The words of 16 bytes of x as the tensor cores shall read them.
+/// The words of 16 bytes of x as the tensor cores shall read them, unless that is in parts.
 template <class T>
 __device__ uint4 operands(uint4 v) {
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (std::is_same_v<T, float>) {
     v = make_uint4(round_bits_to_tf32(v.x), round_bits_to_tf32(v.y), round_bits_to_tf32(v.z), round_bits_to_tf32(v.w));
   }
   return v;
@@ -66,9 +138,10 @@ constexpr int kTurnBytes = 128 * kTurnVoxels;
 
 /// 128 bytes of channels by 128 voxels of a sample, turned in shared memory: reads run along the voxels, writes along
 /// the channels, both 16 bytes a thread. Vector `v` of a channel's row lies at v ^ (channel / vector), so that neither
-/// side conflicts.
+/// side conflicts. Returns how many values a thread has met that their parts do not hold.
 template <class T>
-__device__ void turn_x(PieceParams const& p, int64_t tile) {
+__device__ int turn_x(PieceParams const& p, int64_t tile, OperandScale<T> const& scale) {
+  int bad = 0;
   constexpr int kVector = 16 / sizeof(T);
   constexpr int kChannels = 128 / sizeof(T);
   constexpr int kRowVectors = kTurnVoxels / kVector;
@@ -118,7 +191,11 @@ __device__ void turn_x(PieceParams const& p, int64_t tile) {
     int64_t const voxel = voxel_begin + static_cast<int64_t>(word) * kPerWord;
     if (channel >= p.x_channels || voxel >= p.voxels) continue;
     auto* const to = reinterpret_cast<uint4*>(out + voxel * p.x_channels + channel);
-    if constexpr (sizeof(T) == 4) {
+    if constexpr (kSplit<T>) {
+      auto* const row = reinterpret_cast<unsigned char*>(out + voxel * p.x_channels + channel_begin);
+      unsigned char* const hi = row + parts_offset(group);
+      bad += store_parts(scale, make_uint4(w[0], w[1], w[2], w[3]), hi, hi + kLowPart);
+    } else if constexpr (sizeof(T) == 4) {
       *to = make_uint4(w[0], w[1], w[2], w[3]);
     } else {
       auto pair = [&](int c, uint32_t halves) { return __byte_perm(w[c], w[c + 1], halves); };
@@ -127,30 +204,90 @@ __device__ void turn_x(PieceParams const& p, int64_t tile) {
       *next = make_uint4(pair(0, 0x7632), pair(2, 0x7632), pair(4, 0x7632), pair(6, 0x7632));
     }
   }
+  return bad;
 }
 
-/// x is packed channels last already: rounded.
+/// Where vector `at` of a packed copy goes in parts.
+__device__ unsigned char* parts_of(PieceParams const& p, int64_t at) {
+  return static_cast<unsigned char*>(p.x_out) + at / 8 * 128 + parts_offset(static_cast<int>(at % 8));
+}
+
+/// x is packed channels last already.
 template <class T>
-__device__ void copy_x(PieceParams const& p, int64_t block) {
+__device__ int copy_x(PieceParams const& p, int64_t block, OperandScale<T> const& scale) {
+  int bad = 0;
 #pragma unroll
   for (int i = 0; i < kCopiesPerThread; ++i) {
     int64_t const at = (block * kCopiesPerThread + i) * kPrepareThreads + threadIdx.x;
-    if (at >= p.x_vectors) return;
-    static_cast<uint4*>(p.x_out)[at] = operands<T>(__ldcs(static_cast<uint4 const*>(p.x) + at));
+    if (at >= p.x_vectors) continue;
+    uint4 const v = __ldcs(static_cast<uint4 const*>(p.x) + at);
+    if constexpr (kSplit<T>) {
+      unsigned char* const hi = parts_of(p, at);
+      bad += store_parts(scale, v, hi, hi + kLowPart);
+    } else {
+      static_cast<uint4*>(p.x_out)[at] = operands<T>(v);
+    }
   }
+  return bad;
+}
+
+/// x of any strides, a vector of the copy for each thread.
+__device__ int gather_x(PieceParams const& p, int64_t block, OperandScale<SplitFloat> const& scale) {
+  int64_t const index = block * kPrepareThreads + threadIdx.x;
+  if (index >= p.x_vectors) return 0;
+  // Neighbouring threads read neighbours: channels, or voxels of one vector of channels.
+  int const vectors = p.x_channels / 4;  // of a voxel
+  int64_t const voxels = p.voxels * p.batch;
+  bool const along_channels = p.x_stride[1] == 1;
+  int64_t const voxel = along_channels ? index / vectors : index % voxels;
+  int const first = 4 * static_cast<int>(along_channels ? index % vectors : index / voxels);
+  int64_t rest = voxel;
+  int64_t offset = rest % p.in_size[2] * p.x_stride[4];
+  rest /= p.in_size[2];
+  offset += rest % p.in_size[1] * p.x_stride[3];
+  rest /= p.in_size[1];
+  offset += rest % p.in_size[0] * p.x_stride[2] + rest / p.in_size[0] * p.x_stride[0];
+  uint32_t bits[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (first + i >= p.in_channels) continue;
+    bits[i] = __float_as_uint(__ldg(static_cast<float const*>(p.x) + offset + (first + i) * p.x_stride[1]));
+  }
+  unsigned char* const hi = parts_of(p, voxel * vectors + first / 4);
+  return store_parts(scale, make_uint4(bits[0], bits[1], bits[2], bits[3]), hi, hi + kLowPart);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(__grid_constant__ PieceParams const p) {
   let_next_kernel_start();
-  if (static_cast<int>(blockIdx.x) < p.piece_ctas) {
-    write_pieces<T>(p);
+  bool const of_weights = static_cast<int>(blockIdx.x) < p.piece_ctas;
+  int64_t const block = static_cast<int64_t>(blockIdx.x) - p.piece_ctas;
+  OperandScale<T> scale{};
+  int32_t const* exponents = nullptr;
+  if constexpr (kSplit<T>) {
+    __shared__ Exponents e;
+    wait_for_previous_kernel();
+    scale = operand_scale(find_exponents(p, of_weights, e));
+    exponents = e.weights;
+  }
+  int bad = 0;
+  if (of_weights) {
+    write_pieces<T>(p, exponents);
   } else if (p.x_pass == XPass::kTurn) {
-    turn_x<T>(p, static_cast<int64_t>(blockIdx.x) - p.piece_ctas);
-  } else {
-    copy_x<T>(p, static_cast<int64_t>(blockIdx.x) - p.piece_ctas);
+    bad = turn_x<T>(p, block, scale);
+  } else if (p.x_pass == XPass::kCopy) {
+    bad = copy_x<T>(p, block, scale);
+  } else if constexpr (kSplit<T>) {
+    bad = gather_x(p, block, scale);
+  }
+  if constexpr (kSplit<T>) {
+    bad = __reduce_add_sync(0xffffffffu, bad);
+    if (bad != 0 && threadIdx.x % 32 == 0) atomicAdd(&p.split.state->bad_x, static_cast<unsigned long long>(bad));
   }
 }
+
+unsigned prepare_ctas(PieceParams const& p) { return static_cast<unsigned>(p.piece_ctas + p.x_blocks); }
+size_t prepare_bytes(PieceParams const& p) { return p.x_pass == XPass::kTurn ? kTurnBytes : 0; }
 
 }  // namespace
 
@@ -158,9 +295,15 @@ cudaError_t prepare_pieces(PieceParams const& params, convt3d_dtype dtype, cudaS
   auto const kernel = dtype == CONVT3D_F16    ? prepare_kernel<__half>
                       : dtype == CONVT3D_BF16 ? prepare_kernel<__nv_bfloat16>
                                               : prepare_kernel<float>;
-  kernel<<<static_cast<unsigned>(params.piece_ctas + params.x_blocks), kPrepareThreads,
-           params.x_pass == XPass::kTurn ? kTurnBytes : 0, stream>>>(params);
+  kernel<<<prepare_ctas(params), kPrepareThreads, prepare_bytes(params), stream>>>(params);
   return cudaGetLastError();
+}
+
+cudaError_t prepare_split_pieces(PieceParams const& params, cudaStream_t stream) {
+  cudaError_t const error = scan_operands(params, stream);
+  if (error != cudaSuccess) return error;
+  return launch_dependent(prepare_kernel<SplitFloat>, prepare_ctas(params), kPrepareThreads, prepare_bytes(params),
+                          stream, params);
 }
 
 }  // namespace convt3d::sm90::stream

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "sm90/copyable.hpp"
+#include "sm90/split.hpp"
 #include "sm90/stream/geometry.hpp"
 
 namespace convt3d::sm90::stream {
@@ -60,6 +61,8 @@ constexpr Paths choose_paths(Problem const& p) {
   Paths path{full_add ? choose_path(p, add.v, p.add_alignment) : Path::kBoxes,
              choose_path(p, p.y_stride, p.y_alignment)};
   if (path.add == Path::kPlain2 && takes_words(p, add.v)) path.add = Path::kShift4;
+  // In ieee mode the one warp that stores y loads add, where the consumers store.
+  if (uses_split(p) && path.add != Path::kBoxes) path.y = plain_path(p, p.y_stride, p.y_alignment);
   return path;
 }
 
