@@ -432,8 +432,9 @@ __global__ void __launch_bounds__(kThreads, 2) joint_kernel(__grid_constant__ Pa
   Kernel::run(params, shared);
 }
 
+// Told no number of blocks, ptxas spills for the sake of more of them.
 template <class Kernel>
-__global__ void __launch_bounds__(kThreads) finish_kernel(__grid_constant__ Params const params) {
+__global__ void __launch_bounds__(kThreads, 2) finish_kernel(__grid_constant__ Params const params) {
   extern __shared__ __align__(16) unsigned char shared[];
   Kernel::run_finish(params, shared);
 }
