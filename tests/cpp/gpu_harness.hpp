@@ -204,6 +204,9 @@ inline int skew_for(int alignment) { return alignment >= 16 ? 0 : alignment; }
 /// Uniform [-1, 1) everywhere.
 inline float uniform_draw(Random& random) { return random.uniform(); }
 
+/// Of one sign: every sum only grows, so errors of one direction add up instead of cancelling.
+inline float one_sign_draw(Random& random) { return std::abs(random.uniform()); }
+
 /// Mostly uniform, with an infinity or a nan now and then.
 inline float nonfinite_draw(Random& random) {
   int64_t const kind = random.integer(0, 999);

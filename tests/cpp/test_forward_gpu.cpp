@@ -170,6 +170,35 @@ TEST_P(Forward, WideLayers) {
   }
 }
 
+// Operands of one sign, whose sums a tensor core that cuts off instead of rounding makes too small: the most products
+// that weights in shared memory have, of either D parity, and several slabs of channels. Where sums are short, that is
+// (docs/numerics.md).
+TEST_P(Forward, OperandsOfOneSign) {
+  Mode const mode = std::get<1>(GetParam());
+  bool const ieee = mode.dtype == CONVT3D_F32 && mode.precision == CONVT3D_IEEE;
+  bool const tf32 = mode.dtype == CONVT3D_F32 && !ieee;
+  if (mode.dtype == CONVT3D_F16) GTEST_SKIP() << "keeps no sums short";
+  if (kernel() == CONVT3D_KERNEL_SM80 && !ieee) GTEST_SKIP() << "keeps no sums short";
+  for (Layout layout : kLayouts) {
+    if (!tf32 || layout == Layout::kNcdhw) {
+      run(test::reference_problem(1, layout), 1, test::one_sign_draw);
+      for (int64_t padding : {0, 1}) {
+        Problem p = test::cubic_problem(1, 32, 16, 1, 3, 2, padding, 1, layout);
+        p.in_size[0] = 3;
+        p.in_size[1] = p.in_size[2] = 8;
+        test::pack(p, layout);
+        run(p, 2, test::one_sign_draw);
+      }
+    }
+    if (mode.dtype == CONVT3D_F32) {
+      Problem p = test::cubic_problem(1, 256, 16, 4, 3, 2, 1, 1, layout);
+      p.in_size[1] = p.in_size[2] = 8;
+      test::pack(p, layout);
+      run(p, 3, test::one_sign_draw);
+    }
+  }
+}
+
 // Strides whose product is beyond the classes of one launch.
 TEST_P(Forward, ManyClasses) {
   for (Layout layout : kLayouts) {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from cases import Case, Tensors, random_case, random_hopper_case
 
+LONGEST_SUM = 96  # products of one sign that every kernel family adds up exactly enough
 FLOATS = (torch.float32, torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -32,6 +34,7 @@ class Call:
         kernel: CONVT3D_KERNEL, on CUDA.
         switch: PyTorch's fp32_precision for convolutions, on CUDA.
         poison: whether uninitialised memory holds nan.
+        one_sign: whether input and weight have no negative values.
     """
 
     seed: str
@@ -46,9 +49,12 @@ class Call:
     switch: str = "tf32"
     poison: bool = True
     defect: str = ""
+    one_sign: bool = False
 
     def make(self, device: str) -> Tensors:
         made = self.case.make(device, seed=random.Random(self.seed).getrandbits(31))
+        if self.one_sign:
+            made = replace(made, input=made.input.abs(), weight=made.weight.abs())
         tensors = [made.input, made.weight, made.bias, made.add]
         if not self.batched:
             tensors[0] = tensors[0][0]  # type: ignore[index]
@@ -106,7 +112,15 @@ def random_call(seed: str, device: str) -> Call:
         # torch.export fails where PyTorch's switches for convolutions and for RNNs differ.
         call = replace(call, poison=False, switch="tf32")
         call = replace(call, context="" if call.context == "inference" else call.context)
+    if call.case.dtype.is_floating_point and _products(call.case) <= LONGEST_SUM:
+        call = replace(call, one_sign=rng.random() < 0.2)
     return call
+
+
+def _products(case: Case) -> float:
+    """Of an output, at most."""
+    taps = (ceil(k / s) for k, s in zip(case.kernel, case.stride, strict=True))
+    return case.cin / case.groups * prod(taps)
 
 
 def _random_case(rng: random.Random, on_cuda: bool) -> Case:

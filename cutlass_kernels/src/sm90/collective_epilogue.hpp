@@ -52,7 +52,7 @@ struct CollectiveEpilogue {
   static constexpr int kVector = Element<T>::kVector;
   static constexpr int kParts = kChannelsLast || sizeof(T) == 2 ? 2 : 1;  // wgmmas of a tile: halves of M
   static constexpr int kRegisters = kChannelsLast ? 2 * class_channels(sizeof(T)) : 64;  // accumulators of each
-  using Accumulators = float[kSumsOf<T> * kParts][kRegisters];  // the first kParts rows hold the results
+  using Accumulators = float[kSumsOf<T, kChannelsLast> * kParts][kRegisters];  // the first kParts rows hold the results
   static constexpr int kRowBytes = kChannelsLast || sizeof(T) == 2 ? 64 : 128;
   static constexpr int kMaps = kChannelsLast ? 2 : 4;  // where they are not merged
   /// Reads of a unit before the arithmetic: as many as registers allow beside the accumulators.

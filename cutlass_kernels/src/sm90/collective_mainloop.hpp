@@ -7,6 +7,8 @@
 // absolute address bits. Rows run along H or W (8 per core matrix), `pitch` rows per position of the other.
 #pragma once
 
+#include <type_traits>
+
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90_desc.hpp"
 #include "sm90/multiply.hpp"
@@ -20,6 +22,8 @@ struct CollectiveMainloop {
   using Mma = Multiply<T, kChannelsLast>;
   using Accumulators = typename Mma::Accumulators;
   using Loader = XLoader<T, kChannelsLast>;
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+  static constexpr int kSums = kSumsOf<T, kChannelsLast>;
 
   struct SharedStorage {
     Barrier full[kMaxStages];
@@ -97,7 +101,7 @@ struct CollectiveMainloop {
     RingState next = stage;
     uint32_t const stage_units = static_cast<uint32_t>(p.stage_bytes) >> 4;
     int multiplied = -1;  // slot whose products may still be running, to be handed back
-    if constexpr (kSumsOf<T> > 1) {
+    if constexpr (kSums > 1) {
       // The sums start from zeros. Were they left to the first products to set, the small ones would hold their
       // registers through the epilogue, where there are none to spare: the compiler does not see that these products
       // ignore them.
@@ -105,7 +109,7 @@ struct CollectiveMainloop {
       accumulate = true;
     }
     fence(acc);
-    if constexpr (kSumsOf<T> > 1) cute::warpgroup_arrive();
+    if constexpr (kSums > 1) cute::warpgroup_arrive();
     // No branch may stand around the products, or the compiler puts a wait behind each of them. A parity's live slices
     // are neighbours.
     int s = 0;
@@ -120,36 +124,108 @@ struct CollectiveMainloop {
       }
       if (s == 0) next = stage;
     }
-    for (; s <= program.last_live; ++s) {
-      for (int c = 0; c < p.slabs; ++c) {
-        shared.full[stage.slot].wait(stage.phase);
-        cutlass::arch::fence_view_async_shared();  // the loader's stores, before wgmma reads them
-        cute::warpgroup_arrive();
-        uint64_t const slab = positions + stage.slot * stage_units;
-        auto multiply = [&](int i, int half) {
-          Mma::block(weights, slab + static_cast<uint32_t>(p.operand_offset[i] + half * (64 / 16)), acc, accumulate);
-          weights += kWeightBlockBytes >> 4;
-          accumulate = true;
-        };
-        if constexpr (Mma::kHalves == 1) {
-          for (int i = 0; i < p.offsets; ++i) multiply(i, 0);
-        } else {
-          int const halves = c + 1 < p.slabs ? Mma::kHalves : p.last_halves;
-          for (int half = 0; half < halves; ++half) {
-            for (int i = 0; i < p.offsets; ++i) multiply(i, half);
+    // A slab's products stand between these two.
+    auto begin = [&] {
+      shared.full[stage.slot].wait(stage.phase);
+      cutlass::arch::fence_view_async_shared();  // the loader's stores, before wgmma reads them
+      cute::warpgroup_arrive();
+      return positions + stage.slot * stage_units;
+    };
+    auto hand_back_multiplied = [&] {
+      if (multiplied >= 0) hand_back(shared, multiplied, lane);
+      multiplied = -1;
+    };
+    auto end = [&] {
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();
+      hand_back_multiplied();
+      multiplied = s == 0 || !keep ? stage.slot : -1;
+      stage.advance(1, p.stages);
+    };
+    auto all_done = [&] {
+      cute::warpgroup_wait<0>();
+      hand_back_multiplied();
+      fence(acc);
+    };
+    if constexpr (kSplit) {
+      // The first slab's large products have one accumulator; the small ones of the first two have the other, which
+      // then is scaled to the large ones, takes the second slab's, and is added to the first. So does it with each
+      // further slab.
+      int c = 0;
+      auto next_slab = [&] {
+        weights += p.offsets * (kWeightBlockBytes >> 4);
+        if (++c < p.slabs) return;
+        c = 0;
+        if (s == 0) next = stage;
+        ++s;
+      };
+      for (bool first = true; s <= program.last_live; first = false) {
+        uint64_t slab = begin();
+        int at_once = first ? p.offsets : 0;
+        for (int i = 0; i < at_once; ++i) {
+          Mma::high(weights + i * (kWeightBlockBytes >> 4), slab + static_cast<uint32_t>(p.operand_offset[i]), acc, 0);
+        }
+        for (int again = first && (c + 1 < p.slabs || s < program.last_live) ? 1 : 0; again >= 0; --again) {
+          for (int i = 0; i < p.offsets; ++i) {
+            Mma::low(weights + i * (kWeightBlockBytes >> 4), slab + static_cast<uint32_t>(p.operand_offset[i]), acc);
           }
+          if (again == 0) break;
+          multiplied = s == 0 || !keep ? stage.slot : -1;
+          stage.advance(1, p.stages);
+          next_slab();
+          slab = begin();
+          at_once = 0;
         }
         cute::warpgroup_commit_batch();
-        cute::warpgroup_wait<1>();
-        if (multiplied >= 0) hand_back(shared, multiplied, lane);
-        multiplied = s == 0 || !keep ? stage.slot : -1;
-        stage.advance(1, p.stages);
+        all_done();
+        if (at_once == 0) Mma::scale_low(acc);
+        fence(acc);
+        cute::warpgroup_arrive();
+        for (int i = at_once; i < p.offsets; ++i) {
+          Mma::high(weights + i * (kWeightBlockBytes >> 4), slab + static_cast<uint32_t>(p.operand_offset[i]), acc,
+                    Mma::kParts);
+        }
+        end();
+        next_slab();
+        all_done();
+        if (at_once == 0) Mma::add_low(acc);
+        fence(acc);
       }
-      if (s == 0) next = stage;
+    } else {
+      // In tf32 mode the slabs go to two accumulators in turn, since sums are to be short.
+      bool odd = false;
+      for (; s <= program.last_live; ++s) {
+        for (int c = 0; c < p.slabs; ++c) {
+          uint64_t const slab = begin();
+          int const halves = Mma::kHalves == 1 || c + 1 < p.slabs ? Mma::kHalves : p.last_halves;
+          for (int half = 0; half < halves; ++half) {
+            int const first = odd ? 0 : p.offsets;
+            for (int i = 0; i < first; ++i) {
+              Mma::block(weights, slab + static_cast<uint32_t>(p.operand_offset[i] + half * (64 / 16)), acc, 0,
+                         accumulate);
+              weights += kWeightBlockBytes >> 4;
+              accumulate = true;
+            }
+            if constexpr (kSums > 1) {
+              for (int i = first; i < p.offsets; ++i) {
+                Mma::block(weights, slab + static_cast<uint32_t>(p.operand_offset[i]), acc, Mma::kParts, true);
+                weights += kWeightBlockBytes >> 4;
+              }
+              odd = !odd;
+            }
+          }
+          end();
+        }
+        if (s == 0) next = stage;
+      }
     }
-    cute::warpgroup_wait<0>();
-    if (multiplied >= 0) hand_back(shared, multiplied, lane);
-    fence(acc);
+    all_done();
+    if constexpr (kSums > 1 && !kSplit) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Mma::kParts * Mma::kRegisters; ++i) {
+        acc[i / Mma::kRegisters][i % Mma::kRegisters] += acc[Mma::kParts + i / Mma::kRegisters][i % Mma::kRegisters];
+      }
+    }
     if (!accumulate) clear(acc);
     if (keep) return next;  // a parity has taps at every kernel size from 2 on, so slice 0 has been passed
     for (; s < p.depth_count; ++s) {

@@ -3,6 +3,7 @@
 // The wgmma of each type and format: which operand is which, and its shape. A tile is kParts of them per K step.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "cute/arch/mma_sm90_gmma.hpp"
@@ -29,11 +30,14 @@ template <bool kChannelsLast>
 struct Of<__nv_bfloat16, kChannelsLast> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::K, Major::K> {};
 }  // namespace mma_atom
 
-/// Sums of products: SplitFloat's hi hi go into one, its hi lo and lo hi, which count 2^-11 of it, into another.
-template <class T>
-constexpr int kSumsOf = 1;
-template <>
-constexpr int kSumsOf<SplitFloat> = 2;
+/// Sums of products. SplitFloat's hi hi go into one, its hi lo and lo hi, which count 2^-11 of it, into another. In
+/// tf32 mode there are two because the tensor cores cut off what lies below a sum's largest term, so that a long sum of
+/// one sign drifts (docs/numerics.md); not in NDHWC, where this takes 6 % longer.
+template <class T, bool kChannelsLast>
+constexpr int kSumsOf = std::is_same_v<T, SplitFloat> || (std::is_same_v<T, float> && !kChannelsLast) ? 2 : 1;
+
+/// Of the small ones.
+constexpr float kLowScale = 1.0f / (1 << kSplitShift);
 
 template <class T, bool kChannelsLast>
 struct Multiply {
@@ -41,7 +45,7 @@ struct Multiply {
   static constexpr int kParts = kChannelsLast || sizeof(T) == 2 ? 2 : 1;
   static constexpr int kRegisters = kChannelsLast ? 2 * class_channels(sizeof(T)) : 64;  // of a part
   static constexpr int kHalves = 4 / sizeof(T);  // blocks of 32 channels in a slab
-  static constexpr int kRows = kSumsOf<T> * kParts;
+  static constexpr int kRows = kSumsOf<T, kChannelsLast> * kParts;
   using Accumulators = float[kRows][kRegisters];  // sum after sum, each of all parts
 
   // In descriptor units of 16 bytes: from one part to the next (weight rows, or positions along W), from step to step.
@@ -50,14 +54,32 @@ struct Multiply {
   static constexpr int kStep = 2;             // 32 bytes along K
   static constexpr int kLow = kLowPart / 16;  // to the lo parts
 
-  /// All products of one block.
-  CUTLASS_DEVICE static void block(uint64_t weights, uint64_t positions, Accumulators& acc, bool accumulate) {
-    if constexpr (kSumsOf<T> == 1) {
-      steps<sizeof(T)>(weights, positions, acc, 0, accumulate);
-    } else {
-      steps<2>(weights, positions, acc, 0, accumulate);
-      steps<2>(weights, positions + kLow, acc, kParts, accumulate);
-      steps<2>(weights + kLow, positions, acc, kParts, true);
+  /// All products of one block, into the rows from `row`.
+  CUTLASS_DEVICE static void block(uint64_t weights, uint64_t positions, Accumulators& acc, int row, bool accumulate) {
+    steps<sizeof(T)>(weights, positions, acc, row, accumulate);
+  }
+
+  /// Of SplitFloat: the large products of one block into the rows from `row`, and its small ones.
+  CUTLASS_DEVICE static void high(uint64_t weights, uint64_t positions, Accumulators& acc, int row) {
+    steps<2>(weights, positions, acc, row, true);
+  }
+  CUTLASS_DEVICE static void low(uint64_t weights, uint64_t positions, Accumulators& acc) {
+    steps<2>(weights, positions + kLow, acc, kParts, true);
+    steps<2>(weights + kLow, positions, acc, kParts, true);
+  }
+
+  /// Brings the sums of small products to the scale of the large ones; adds what has become of them to the latter, and
+  /// begins anew.
+  CUTLASS_DEVICE static void scale_low(Accumulators& acc) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kParts * kRegisters; ++i) acc[kParts + i / kRegisters][i % kRegisters] *= kLowScale;
+  }
+  CUTLASS_DEVICE static void add_low(Accumulators& acc) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kParts * kRegisters; ++i) {
+      float& low = acc[kParts + i / kRegisters][i % kRegisters];
+      acc[i / kRegisters][i % kRegisters] += low;
+      low = 0.f;
     }
   }
 
@@ -95,8 +117,7 @@ struct ResultScale<SplitFloat> {
   /// Adds the sum of small products to the other, in place. Whether a result is nan.
   template <bool kChannelsLast, int kRows, int kRegisters>
   CUTLASS_DEVICE bool apply(float (&acc)[kRows][kRegisters]) const {
-    constexpr int kParts = kRows / kSumsOf<SplitFloat>;
-    constexpr float kSmall = 1.0f / (1 << kSplitShift);
+    constexpr int kParts = kRows / kSumsOf<SplitFloat, kChannelsLast>;
     float const volatile* const from = inverse;
     float const first = from[0];
     float const second = from[1];
@@ -104,7 +125,7 @@ struct ResultScale<SplitFloat> {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kParts * kRegisters; ++i) {
       float& sum = acc[i / kRegisters][i % kRegisters];
-      sum = fmaf(acc[kParts + i / kRegisters][i % kRegisters], kSmall, sum) * first;
+      sum = fmaf(acc[kParts + i / kRegisters][i % kRegisters], kLowScale, sum) * first;
       // A nan of x reaches every weight row, so one of them tells: register 4 j + 2 half + b is row lane / 4 + 8 half,
       // column 8 j + 2 (lane mod 4) + b.
       if (kChannelsLast ? i % kRegisters < 4 && i % 2 == 0 : i % 4 < 2) nan = nan || sum != sum;

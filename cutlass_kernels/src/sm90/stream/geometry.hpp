@@ -103,17 +103,20 @@ struct Program {
   Window depth, height, width[2];
   // tap = first - step * delta along D and H, and along W for each parity.
   int first[2], step[2], first_w[2], step_w;
+  bool parities_apart;  // in tf32 mode, whose sums are of pieces in a row
 
   CONVT3D_HOST_DEVICE constexpr int pieces() const { return height.count * (width[0].count + width[1].count); }
 
-  /// Piece `index` of D delta number `depth_index`.
+  /// Piece `index` of D delta number `depth_index`: row by row, or those of one W parity after those of the other.
   CONVT3D_HOST_DEVICE constexpr Piece piece(int depth_index, int index) const {
-    int const per_row = width[0].count + width[1].count;
+    int const rows_at_once = parities_apart ? height.count : 1;
+    int const per_row = rows_at_once * (width[0].count + width[1].count);
     int const in_row = index % per_row;
-    int const parity = in_row >= width[0].count;
-    int const w = parity ? width[1].lo + in_row - width[0].count : width[0].lo + in_row;
+    int const parity = in_row >= rows_at_once * width[0].count;
+    int const of_parity = in_row - (parity ? rows_at_once * width[0].count : 0);
+    int const w = width[parity].lo + of_parity % width[parity].count;
     int const d = depth.lo + depth_index;
-    int const h = height.lo + index / per_row;
+    int const h = height.lo + index / per_row + of_parity / width[parity].count;
     return {{d, h, w}, parity, {first[0] - step[0] * d, first[1] - step[1] * h, first_w[parity] - step_w * w}};
   }
 };
@@ -128,7 +131,8 @@ constexpr Program program(Problem const& p, int cls) {
           {d.tap(residue[0], 0), h.tap(residue[1], 0)},
           {d.stride, h.stride},
           {tap_of_column(p, pair, 0, 0), tap_of_column(p, pair, 1, 0)},
-          static_cast<int>(p.stride[2])};
+          static_cast<int>(p.stride[2]),
+          uses_tf32(p)};
 }
 
 /// Pieces of a class, for all slabs. In memory they follow each other as they are multiplied: slab, D delta, piece.

@@ -27,8 +27,8 @@ struct Kernel {
   // Two warpgroups, for setmaxnreg. One in ieee mode, whose consumers hold half as many sums again.
   static constexpr int kFeedingWarps = kSplit ? 4 : 8;
   static constexpr int kThreads = kGroups * 128 + kFeedingWarps * 32;
-  static constexpr int kConsumerRegisters = kSplit ? 232 : 208;
-  static constexpr int kFeedingRegisters = kSplit ? 40 : 48;
+  static constexpr int kConsumerRegisters = kSplit ? 232 : Mainloop::kShortSums ? 216 : 208;
+  static constexpr int kFeedingRegisters = kSplit || Mainloop::kShortSums ? 40 : 48;
   static_assert(kFeedingWarps == 3 + Epilogue::kStores + Epilogue::kLoads);
   // They share what the kernel starts with: for each thread the largest multiple of 8 that fits.
   static_assert(128 * kGroups * kConsumerRegisters + 32 * kFeedingWarps * kFeedingRegisters <=

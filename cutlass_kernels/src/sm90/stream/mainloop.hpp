@@ -6,6 +6,7 @@
 // pieces, each at its own D pair.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "cute/arch/copy_sm90_tma.hpp"
@@ -19,6 +20,10 @@ struct StreamMainloop {
   static constexpr int kRegisters = 64;
   using Atom = mma_atom::Of<T, false>;        // 64 output channels by 128 positions
   using Accumulators = float[2][kRegisters];  // W parity
+  // Tensor cores cut off what lies below a sum's largest term. Where results are rounded to 16 bits, what a long sum
+  // loses is far below that, and short ones would take 15 to 20 % longer (docs/numerics.md).
+  static constexpr bool kShortSums = std::is_same_v<T, float>;
+  static constexpr int kPiecesOfSum = 4;  // 128 products
 
   struct SharedStorage {
     TransactionBarrier full[kMaxStages];  // slabs
@@ -123,6 +128,16 @@ struct StreamMainloop {
   /// acc = the tile's sums for consumer group `group`.
   CUTLASS_DEVICE static void mma(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared, uint64_t pieces,
                                  uint64_t positions, Position& at, int group, int lane, Accumulators& acc) {
+    if constexpr (kShortSums) {
+      mma_short_sums(p, cls, shared, pieces, positions, at, group, lane, acc);
+    } else {
+      mma_long_sums(p, cls, shared, pieces, positions, at, group, lane, acc);
+    }
+  }
+
+  CUTLASS_DEVICE static void mma_long_sums(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared,
+                                           uint64_t pieces, uint64_t positions, Position& at, int group, int lane,
+                                           Accumulators& acc) {
     uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
     int used_slot = -1, used_stage = -1;  // to be handed back once the batch after it is under way
     bool accumulate[2] = {false, false};
@@ -176,6 +191,65 @@ struct StreamMainloop {
     hand_back();
     fence(acc[0]);
     fence(acc[1]);
+  }
+
+  /// In tf32 mode the products of a few pieces of one W parity gather in registers of their own and are added to the
+  /// tile's with rounding to nearest; meanwhile the other group multiplies.
+  CUTLASS_DEVICE static void mma_short_sums(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared,
+                                            uint64_t pieces, uint64_t positions, Position& at, int group, int lane,
+                                            Accumulators& acc) {
+    uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
+    float sums[kRegisters];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRegisters; ++i) acc[0][i] = acc[1][i] = sums[i] = 0.f;
+
+    auto gather = [&](float(&total)[kRegisters], uint64_t x, int piece, int count) {
+      RingState used = at.slot;
+      fence(sums);
+      for (int i = 0; i < count; ++i) {
+        shared.piece_full[at.slot.slot].wait(at.slot.phase);
+        cute::warpgroup_arrive();
+        uint64_t const w = pieces + static_cast<uint32_t>(at.slot.slot) * (kPieceBytes >> 4);
+        uint64_t const v = x + static_cast<uint32_t>(cls.operand_offset[piece + i]);
+        CUTLASS_PRAGMA_UNROLL
+        for (int k = 0; k < 4; ++k) {
+          fma(w + 2 * k, v + 2 * k, sums, i > 0 || k > 0, std::make_index_sequence<kRegisters>{});
+        }
+        cute::warpgroup_commit_batch();
+        at.slot.advance(1, p.slots);
+      }
+      cute::warpgroup_wait<0>();
+      fence(sums);
+      for (int i = 0; i < count; ++i) {
+        if (lane == 0) shared.piece_empty[used.slot].arrive();
+        used.advance(1, p.slots);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRegisters; ++i) total[i] += sums[i];
+    };
+
+    for (int slab = 0; slab < p.x.slabs; ++slab) {
+      // Planes of the slab: the first is group 0's alone, the last one group 1's.
+      if (group == 1) pass(p, shared, at.stage, lane);
+      for (int d = 0; d < cls.depth_count; ++d) {
+        shared.full[at.stage.slot].wait(at.stage.phase);
+        uint64_t const x = positions + at.stage.slot * stage_units;
+        int piece = 0;
+        CUTLASS_PRAGMA_UNROLL
+        for (int parity = 0; parity < 2; ++parity) {
+          int const end = piece + cls.height_count * cls.width_count[parity];
+          while (piece < end) {
+            int const count = end - piece < kPiecesOfSum ? end - piece : kPiecesOfSum;
+            gather(acc[parity], x, piece, count);
+            piece += count;
+          }
+        }
+        __syncwarp();
+        if (lane == 0) shared.empty[at.stage.slot].arrive();
+        at.stage.advance(1, p.x.stages);
+      }
+      if (group == 0) pass(p, shared, at.stage, lane);
+    }
   }
 
   /// Whether a sum is nan (or infinite, which does no harm: y decides in the end).
