@@ -97,10 +97,10 @@ struct CollectiveEpilogue {
     UnitBox box[kMaxRing];
   };
 
-  /// `last`: arrivals that end the kernel's stores.
-  CUTLASS_DEVICE static void init(SharedStorage& shared, int last = kStoreWarps + kLoaderWarps) {
+  /// `last`: arrivals that end the kernel's stores. `filling`: those that bring in a unit of add.
+  CUTLASS_DEVICE static void init(SharedStorage& shared, int last = kStoreWarps + kLoaderWarps, int filling = 1) {
     for (int i = 0; i < kMaxRing; ++i) {
-      for (int lap = 0; lap < kFullLaps; ++lap) shared.full[lap][i].init(1);
+      for (int lap = 0; lap < kFullLaps; ++lap) shared.full[lap][i].init(filling);
       for (int lap = 0; lap < kReadyLaps; ++lap) shared.ready[lap][i].init(1);
       shared.free[i].init(1);
     }

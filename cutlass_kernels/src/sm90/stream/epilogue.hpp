@@ -28,13 +28,9 @@ struct StreamEpilogue {
   static_assert(Resident::enough_laps(stream::kSmallestRing, kTileUnits - 4 * (kUnits - 1), kStores));
 
   CUTLASS_DEVICE static void init(SharedStorage& shared, StreamParams const& params) {
-    Resident::init(shared, kStores);
-    if (!loads_by_warps(params)) return;
     // Of a load warp every lane arrives by itself, and the load thread as ever: a box is written before its unit is
     // full.
-    for (int i = 0; i < kMaxRing; ++i) {
-      for (int lap = 0; lap < Resident::kFullLaps; ++lap) shared.full[lap][i].init(33);
-    }
+    Resident::init(shared, kStores, loads_by_warps(params) ? 33 : 1);
   }
 
   /// Whether load warps bring add in, and consumer warps store what they have finished.
