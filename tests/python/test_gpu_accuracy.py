@@ -297,7 +297,8 @@ def test_report_29_integers_follow_eager() -> None:
 # Tensor cores cut every sum off, and these keep no sums short (docs/numerics.md, at its end). With the
 # products of the reference, some of TF32's outputs are just within the bound or just beyond it.
 LONG_SUMS = {
-    *((family, kind, "long") for family in ("sm80", "sm90") for kind in ("fp16", "bf16")),
+    ("sm80", "fp16", "long"),  # in bf16 its joint kernel, which sums in parts, stays within the bound
+    *(("sm90", kind, "long") for kind in ("fp16", "bf16")),
     ("sm80", "fp16", "reference"),
     ("sm90", "fp16", "reference"),
     ("sm80", "tf32", "long"),
