@@ -29,7 +29,9 @@ bool takes(Family const& family, Problem const& problem, convt3d_device const& d
 
 /// What a family is asked for, and runs for each group: the problem as it is, if it takes that, or else one group.
 Problem part_of(Family const& family, Problem const& problem, convt3d_device const& device) {
-  bool const whole = problem.groups == 1 || problem.groups > kMaxGroupRuns || takes(family, problem, device);
+  // Nothing is known of the strides of an empty tensor: they cannot be multiplied.
+  bool const whole = problem.groups == 1 || problem.groups > kMaxGroupRuns || element_count(y_shape(problem)) == 0 ||
+                     takes(family, problem, device);
   return whole ? problem : one_group(problem);
 }
 

@@ -27,8 +27,8 @@ class Explanation:
     """How one call runs.
 
     Attributes:
-        path: "sm90" or "sm80" (one kernel), "aten + tail" (ATen's convolution and in-place pointwise passes),
-            or "cpu" (the same on a CPU).
+        path: "sm90" or "sm80" (one kernel; with groups it may be run for each of them), "aten + tail" (ATen's
+            convolution and in-place pointwise passes), or "cpu" (the same on a CPU).
         refused: why each faster path does not take the call, by path.
         note: what was assumed to answer.
         output_shape, output_stride: of the result; elements.

@@ -131,6 +131,10 @@ TEST_F(Dispatch, GroupsThatAFamilyDoesNotTakeRunOneAfterTheOther) {
   runs_of_sm80 = 0;
   EXPECT_EQ(forward(kFakes, problem, plan, tensors, kHopper, nullptr, message), CONVT3D_OK) << text;
   EXPECT_EQ(runs_of_sm80, 3);
+  problem.batch = 0;  // the strides of an empty tensor may be anything
+  problem.x_stride[1] = problem.y_stride[1] = INT64_MAX / 2;
+  EXPECT_EQ(make_plan(kFakes, problem, CONVT3D_KERNEL_SM80, kHopper, &plan, message), CONVT3D_NOT_SUPPORTED);
+  problem.batch = 2;
   problem.in_channels = problem.out_channels = problem.groups = kMaxGroupRuns + 1;
   test::pack(problem, test::Layout::kNcdhw);
   EXPECT_EQ(make_plan(kFakes, problem, CONVT3D_KERNEL_SM80, kHopper, &plan, message), CONVT3D_NOT_SUPPORTED);

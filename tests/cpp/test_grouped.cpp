@@ -53,7 +53,13 @@ TEST(Grouped, RefusesWhatDoesNotFit) {
   EXPECT_EQ(refusal(problem(32, 1, 1, 16, 8, 2, Layout::kNdhwc)),
             groups + "the weights of a thread block is 16384, the kernel takes at most 11264");
   EXPECT_EQ(with([](Problem& p) { p.x_stride[2] = int64_t{1} << 28; }),
-            groups + "the distance within a channel of x is 4026532095, the kernel takes less than 2^31 elements");
+            groups + "a stride of x is 268435456, the kernel takes less than 2^31 over all that taps reach");
+  EXPECT_EQ(with([](Problem& p) { p.x_stride[2] = p.x_stride[3] = int64_t{1} << 26; }),
+            groups + "the distance within a channel of x is 3355443225, the kernel takes less than 2^31 elements");
+  EXPECT_EQ(refusal(problem(100, 17, 1, 16, 3, 2)),
+            groups + "the input channels of one is 17, the kernel takes at most 16 beyond 32 groups");
+  EXPECT_EQ(with([](Problem& p) { p.in_channels = p.groups = int64_t{1} << 31; }),
+            groups + "the input channel count is 2147483648, the kernel takes less than 2^31");
   EXPECT_EQ(with([](Problem& p) { p.batch = int64_t{1} << 30; }),
             groups + "the batch is 1073741824, the kernel takes less than 2^31 tiles of all samples");
   EXPECT_EQ(with([](Problem& p) { p.in_size[0] = p.in_size[1] = p.in_size[2] = 1 << 12; }),
@@ -125,8 +131,7 @@ TEST(Grouped, PairsStartAtEvenElements) {
   EXPECT_FALSE(pairs_are_aligned(y_shape(p), p.y_stride, 16, 4));
 }
 
-// ---- one group as a problem
-// ------------------------------------------------------------------------------------------
+// ---- one group as a problem -----------------------------------------------------------------------------------------
 
 TEST(OneGroup, IsAViewOfEveryTensor) {
   Problem p = problem(3, 6, 5, 4, 3, 2);

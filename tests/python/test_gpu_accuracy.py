@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accuracy import assert_accurate
+from accuracy import assert_accurate, judge
 from cases import ACTIVATIONS, NAMED, Case, Tensors, random_cases, random_hopper_case
 from convt3d import conv_transpose3d
 from convt3d._activations import ACTIVATIONS as ACTIVATION_TABLE
@@ -303,6 +303,13 @@ LONG_SUMS = {
     ("sm90", "fp16", "reference"),
     ("sm80", "tf32", "long"),
 }
+LARGEST_SHARE = {
+    ("tf32", "reference"): 1.3,
+    ("tf32", "long"): 9,
+    ("fp16", "reference"): 1.5,
+    ("fp16", "long"): 15,
+    ("bf16", "long"): 6,
+}
 ON_THE_BOUND = {("sm80", False), ("sm80", True), ("sm90", True)}  # family, channels last
 
 
@@ -318,7 +325,7 @@ def test_operands_of_one_sign(
     on_the_bound = (kind, length) == ("tf32", "reference") and (family.name, channels_last) in ON_THE_BOUND
     if on_the_bound or (family.name, kind, length) in LONG_SUMS:
         reason = "sums are long: docs/numerics.md"
-        request.applymarker(pytest.mark.xfail(strict=not on_the_bound, reason=reason))
+        request.applymarker(pytest.mark.xfail(strict=not on_the_bound, reason=reason, raises=AssertionError))
     case = Case(batch=2, cin=32, cout=64, size=(16, 16, 16), input_channels_last=channels_last)
     if length == "long":
         case = replace(case, cin=256, size=(4, 8, 16), name="")
@@ -331,7 +338,12 @@ def test_operands_of_one_sign(
     generator = torch.Generator("cuda").manual_seed(0)
     tensors.input.uniform_(0, 1, generator=generator)
     tensors.weight.uniform_(0, 0.1, generator=generator).mul_(sign)
-    assert_accurate(case, tensors, family.call(case, tensors))
+    out = family.call(case, tensors)
+    verdict = judge(case, tensors, out, kind if kind in ("ieee", "tf32") else "16-bit")
+    if not verdict.share <= LARGEST_SHARE.get((kind, length), 1):
+        # No AssertionError, so not the failure that is expected.
+        raise RuntimeError(f"more of the bound than docs/numerics.md knows of: {verdict.share} {verdict.failure}")
+    assert_accurate(case, tensors, out)
 
 
 @pytest.mark.parametrize("family", ["sm90"], indirect=True)

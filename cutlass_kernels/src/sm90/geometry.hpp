@@ -28,7 +28,8 @@ struct Form {
   constexpr int vector() const { return 16 / element; }
 };
 
-/// Channels-last where neighbouring channels of y are neighbours in memory. (Outputs along W are at least two.)
+/// Channels-last where neighbouring channels of y are neighbours in memory. (With one output along W its stride may be
+/// anything: then either is right.)
 constexpr Form form(Problem const& p) {
   return {p.out_channels > 1 && p.y_stride[1] == 1 && p.y_stride[4] != 1, element_bytes(p)};
 }

@@ -16,9 +16,10 @@ constexpr int kThreads = 256;
 constexpr int kLaneChannels = 32;  // channels last: a lane for each of 32 output channels
 constexpr int kSteps = 8;      // a block has so many times the positions of its threads, for one load of the weights
 constexpr int kPositions = 4;  // of a thread of the general kernel at a time
-constexpr int64_t kMaxWeights = 11264;  // in shared memory: 44 KB
-constexpr int64_t kMaxInputs = 4;       // of a group, where a launch for each group is the alternative
-constexpr int64_t kMaxStride = 8;       // along one dimension
+constexpr int64_t kMaxWeights = 11264;    // in shared memory: 44 KB
+constexpr int64_t kMaxInputs = 4;         // of a group, where a launch for each group is the alternative
+constexpr int64_t kMaxInputsOfMany = 16;  // and where there are too many groups for that
+constexpr int64_t kMaxStride = 8;         // along one dimension
 constexpr int64_t kMaxExtent = int64_t{1} << 20;
 constexpr int64_t kMaxInt = 0x7fffffff;
 
@@ -36,8 +37,7 @@ constexpr int64_t block_weights(Problem const& p) {
   return tap_count(p) * (p.in_channels / p.groups) * lane_channels(p);
 }
 
-// ---- the kernel for odd cubes
-// -----------------------------------------------------------------------------------------
+// ---- the kernel for odd cubes ---------------------------------------------------------------------------------------
 
 /// A depthwise kernel of K x K in (H, W) at stride 2, with K known when it is compiled. A position is a column of
 /// kCells cells, a square of 2 x 2 outputs each, along H; it reads kCells + kWindow - 1 rows of kWindow values.
@@ -72,8 +72,7 @@ constexpr int64_t cells_of_position(Problem const& p) {
   return p.kernel[1] == 3 ? Cell<3>::kCells : p.kernel[1] == 5 ? Cell<5>::kCells : Cell<7>::kCells;
 }
 
-// ---- the grid
-// ---------------------------------------------------------------------------------------------------------
+// ---- the grid -------------------------------------------------------------------------------------------------------
 
 /// Whether a position of the general kernel is a pair of outputs along W, which lie next to each other in memory.
 constexpr bool in_pairs(Problem const& p) { return p.stride[2] == 2; }
@@ -120,7 +119,8 @@ inline Status supported(Problem const& p, Message& message) {
   };
   int64_t const inputs = p.in_channels / p.groups;
   if (inputs > kMaxInputs && p.groups <= kMaxGroupRuns) return no("the input channels of one", inputs, "at most 4");
-  if (inputs > kMaxWeights) return no("the input channels of one", inputs, "at most 11264");
+  if (inputs > kMaxInputsOfMany) return no("the input channels of one", inputs, "at most 16 beyond 32 groups");
+  if (p.in_channels > kMaxInt) return no("the input channel count", p.in_channels, "less than 2^31");
   if (p.out_channels > kMaxExtent) return no("the output channel count", p.out_channels, "at most 2^20");
   int64_t distance = 0;
   Size5 const x_stride = effective_stride(x_shape(p), p.x_stride);
@@ -129,9 +129,12 @@ inline Status supported(Problem const& p, Message& message) {
     for (int64_t v : {p.in_size[axis], output_size(p, axis), p.padding[axis], p.dilation[axis], p.kernel[axis]}) {
       if (v > kMaxExtent) return no("a size, padding or dilation", v, "at most 2^20");
     }
+    // Coordinates leave x by what taps reach, and by a thread's last cells.
     int64_t const stride = x_stride[2 + axis];
-    if (stride > kMaxInt) return no("a stride of x", stride, "less than 2^31");
-    distance += (p.in_size[axis] - 1) * stride;
+    int64_t const reach =
+        p.in_size[axis] + ((p.kernel[axis] - 1) * p.dilation[axis] + p.padding[axis]) / p.stride[axis] + 8;
+    if (stride > kMaxInt / reach) return no("a stride of x", stride, "less than 2^31 over all that taps reach");
+    distance += reach * stride;
   }
   if (distance > kMaxInt) return no("the distance within a channel of x", distance, "less than 2^31 elements");
   if (tap_count(p) > kMaxWeights) return no("the number of taps", tap_count(p), "at most 11264");

@@ -23,7 +23,7 @@ constexpr int kStages = 4;
 constexpr int kStepBytes = 32;      // of input channels: one instruction's depth
 constexpr int kTapStepBytes = 512;  // of the filter: one tap, those input channels, 16 output channels
 constexpr int kMaxTaps = 27;
-constexpr int kSharedLimit = 115200;  // two blocks on a multiprocessor of SM90
+constexpr int kSharedLimit = 99 * 1024;  // what a block may have on SM86, SM89 and SM120; two fit on SM90
 
 /// A kernel size and padding at stride 2, the same in each dimension: output 2 j + r takes tap r + padding - 2 delta
 /// from input j + delta, where there is such a tap.

@@ -122,7 +122,8 @@ cudaError_t launch(JointCall const& call, cudaStream_t stream) {
   Params const params = make_params<Kernel, Kind>(call);
   auto* const kernel = &joint_kernel<Kernel>;
   int const shared = shared_bytes<Kind>(params.x_rows.rows);
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  // The same for all calls: another thread's with another size may come in between.
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit);
   if (error != cudaSuccess) return error;
   auto const tiles = static_cast<unsigned>(position_tiles(*call.base.problem) * params.channel_tiles);
   // After a pre-pass, which lets it start early, or after whatever the caller has enqueued.

@@ -13,8 +13,9 @@ namespace convt3d::sm90 {
 template <class Params>
 cudaError_t launch_persistent(void (*function)(Params), int threads, Params const& k, size_t shared_bytes, int ctas,
                               cudaStream_t stream) {
+  // The same for all calls: another thread's with another size may come in between.
   cudaError_t const error =
-      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedLimit));
   if (error != cudaSuccess) return error;
   return launch_dependent(function, static_cast<unsigned>(ctas), static_cast<unsigned>(threads), shared_bytes, stream,
                           k);

@@ -172,9 +172,8 @@ constexpr Slab slab(Problem const& p) {
 /// 16-byte units from the start of a slab to the operand of row and column deltas counted from the window's start.
 constexpr int operand_offset(int pitch, int h, int w) { return (w * pitch + h) * (128 / 16); }
 
-// Units: 8 KB of what one warp computes, that is 16 channels of 8 output rows (those of the class's
-// H residue) x 32 outputs: two
-// units of fp32, one of 16-bit types.
+// Units: 8 KB of what one warp computes, that is 16 channels of 8 output rows (those of the class's H residue) x 32
+// outputs: two units of fp32, one of 16-bit types.
 CONVT3D_HOST_DEVICE constexpr int units_per_warp(int element) { return element / 2; }
 
 /// NCDHW: rows along W of 32 outputs, ordered (b, channel, H position / 2), where b is the H position modulo 2: two

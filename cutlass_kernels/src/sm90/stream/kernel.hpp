@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The streaming kernel, for problems whose weights do not fit beside everything else: persistent CTAs. Two consumer
-// warpgroups multiply and finish the outputs, one D pair each. Five warps feed them: one schedules and loads add, one
-// brings in weights, one x, and two store y. Three more load add where boxes of the copy engine do not (five if y does
-// not go by boxes either: then the consumers store it).
+// The streaming kernel, for what the resident one does not take: persistent CTAs. Two consumer warpgroups multiply and
+// finish the outputs, one D pair each. Five warps feed them (four in ieee mode): one schedules and loads add, one
+// brings in weights, one x, and two store y (one). Others load add where boxes of the copy engine do not (five if y
+// does not go by boxes either: then the consumers store it).
 #pragma once
 
 #include <type_traits>

@@ -21,7 +21,7 @@ struct StreamMainloop {
   using Atom = mma_atom::Of<T, false>;        // 64 output channels by 128 positions
   using Accumulators = float[2][kRegisters];  // W parity
   // Tensor cores cut off what lies below a sum's largest term. Where results are rounded to 16 bits, what a long sum
-  // loses is far below that, and short ones would take 15 to 20 % longer (docs/numerics.md).
+  // loses is far below that, and short ones would take 12 to 28 % longer (docs/numerics.md).
   static constexpr bool kShortSums = std::is_same_v<T, float>;
   static constexpr int kPiecesOfSum = 4;  // 128 products
 

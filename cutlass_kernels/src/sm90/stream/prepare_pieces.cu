@@ -146,8 +146,7 @@ __device__ int turn_x(PieceParams const& p, int64_t tile, OperandScale<T> const&
   constexpr int kChannels = 128 / sizeof(T);
   constexpr int kRowVectors = kTurnVoxels / kVector;
   constexpr int kReads = kChannels * kRowVectors / kPrepareThreads;
-  extern __shared__ uint4
-      turned[];  // kTurnBytes; dynamic, so that without x the next kernel's CTAs fit beside this one
+  extern __shared__ uint4 turned[];  // dynamic, so that without x the next kernel's CTAs fit beside this one
   int const channel_begin = static_cast<int>(tile % p.slabs) * kChannels;
   int64_t const voxel_begin = tile / p.slabs % p.voxel_tiles * kTurnVoxels;
   int64_t const n = tile / p.slabs / p.voxel_tiles;
