@@ -342,7 +342,7 @@ def test_operands_of_one_sign(
     verdict = judge(case, tensors, out, kind if kind in ("ieee", "tf32") else "16-bit")
     if not verdict.share <= LARGEST_SHARE.get((kind, length), 1):
         # No AssertionError, so not the failure that is expected.
-        raise RuntimeError(f"more of the bound than docs/numerics.md knows of: {verdict.share} {verdict.failure}")
+        raise RuntimeError(f"beyond what docs/numerics.md knows of: {verdict.share} {verdict.failure}")
     assert_accurate(case, tensors, out)
 
 
