@@ -7,29 +7,9 @@
 
 #include <cstdint>
 
-#include "convt3d/problem.hpp"
+#include "sm80/limits.hpp"
 
 namespace convt3d::sm80 {
-
-constexpr int kMaxTapsPerDim = 10;       // of one class; a row keeps a bit per tap, in 32 bits
-constexpr int64_t kMaxInt = 0x7fffffff;  // CUTLASS's iterators address rows and samples with 32 bits
-constexpr int kAccessBytes = 16;
-constexpr int kMaxTileRows = 128;  // GEMM M of the largest tile in configs.hpp
-constexpr int kMaxTileK = 32;      // and its K
-
-constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-// Channels as the mainloop sees them: whole 16-byte accesses.
-constexpr int64_t padded_channels(int64_t channels, int element_bytes) {
-  return round_up(channels, kAccessBytes / element_bytes);
-}
-
-// Whether the mainloop can read x where it lies. TF32 rounds x, so it always takes the pre-pass.
-constexpr bool reads_x_in_place(Problem const& p) {
-  int const bytes = element_bytes(p);
-  return !uses_tf32(p) && p.x_stride[1] == 1 && p.in_channels == padded_channels(p.in_channels, bytes) &&
-         access_bytes(x_shape(p), p.x_stride, 1, p.x_alignment, bytes) == kAccessBytes;
-}
 
 struct Call {
   Problem const* problem;

@@ -11,7 +11,7 @@
 
 #include <atomic>
 
-#include "sm80/call.hpp"
+#include "sm80/limits.hpp"
 
 namespace convt3d::sm80::joint {
 
