@@ -9,8 +9,9 @@
 
 namespace convt3d::sm80 {
 
-constexpr int kMaxTapsPerDim = 10;       // of one class; a row keeps a bit per tap, in 32 bits
-constexpr int64_t kMaxInt = 0x7fffffff;  // CUTLASS's iterators address rows and samples with 32 bits
+constexpr int kMaxTapsPerDim = 10;                // of one class; a row keeps a bit per tap, in 32 bits
+constexpr int64_t kMaxInt = 0x7fffffff;           // CUTLASS's iterators address rows and samples with 32 bits
+constexpr int64_t kMaxExtent = int64_t{1} << 20;  // of a size, a padding or a dilation
 constexpr int kAccessBytes = 16;
 constexpr int kMaxTileRows = 128;  // GEMM M of the largest tile in configs.hpp
 constexpr int kMaxTileK = 32;      // and its K

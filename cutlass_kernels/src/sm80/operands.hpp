@@ -9,7 +9,6 @@
 
 namespace convt3d::sm80 {
 
-constexpr int64_t kMaxExtent = int64_t(1) << 20;
 constexpr int64_t kMaxChannels = int64_t(1) << 20;
 constexpr int64_t kWorkspaceAlignment = 256;
 

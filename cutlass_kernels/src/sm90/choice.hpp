@@ -17,56 +17,38 @@ enum class Mainloop {
   kStream,    // stream/kernel.hpp: they come in again for every tile
 };
 
-inline void want_copyable(Refusal& r, Problem const& p, char const* const (&names)[3], int64_t const* stride,
-                          int alignment) {
-  visit_copyable(p, stride, alignment, [&](bool good, int which, int64_t value, char const* limit) {
-    r.want(good, names[which], value, limit);
-  });
-}
-
-/// What the resident kernel takes of what the family takes.
-inline void want_resident(Refusal& r, Problem const& p, int multiprocessors) {
-  static constexpr char const* kStrides[3] = {"stride along D", "stride along H", "stride along W"};
-  for (int axis = 0; axis < 3; ++axis) {
-    r.want(p.stride[axis] == 2, kStrides[axis], p.stride[axis], "2 where it keeps the weights");
+/// Whether the resident kernel takes a problem that the family takes: stride 2 and channels in steps of 8, where the
+/// copy engine moves y and a full-size add.
+inline bool takes_resident(Problem const& p, int multiprocessors) {
+  for (int64_t stride : p.stride) {
+    if (stride != 2) return false;
   }
-  r.want(p.in_channels % 8 == 0, "in_channels", p.in_channels, "multiples of 8");
-  r.want(p.out_channels % 8 == 0, "out_channels", p.out_channels, "multiples of 8");
-  if (!r.none()) return;
+  if (p.in_channels % 8 != 0 || p.out_channels % 8 != 0) return false;
   Form const f = form(p);
   Size3 const out = output_size(p);
   Size5 const x_size = x_shape(p);
   int const fast = f.channels_last ? 1 : 4;
-  r.want(x_size[fast] == 1 || p.x_stride[fast] == 1, f.channels_last ? "stride of x along C" : "stride of x along W",
-         p.x_stride[fast], "1, as of y");
+  if (x_size[fast] != 1 && p.x_stride[fast] != 1) return false;
   if (f.channels_last) {
-    r.want(p.x_alignment >= 16, "alignment of x", p.x_alignment, "16 bytes");
+    if (p.x_alignment < 16) return false;
     for (int axis = 0; axis < 5; ++axis) {
-      if (axis == fast || x_size[axis] == 1) continue;
-      r.want(p.x_stride[axis] % f.vector() == 0, "a stride of x", p.x_stride[axis],
-             f.element == 4 ? "multiples of 4" : "multiples of 8");
+      if (axis != fast && x_size[axis] != 1 && p.x_stride[axis] % f.vector() != 0) return false;
     }
   }
   // The loader's offsets within a slab are 32-bit.
   int64_t const reach[5] = {0, 128 / element_bytes(p), 0, kTileH + kMaxWindow, kTileW + kMaxWindow};
   int64_t extent = 0;
   for (int axis = 0; axis < 5; ++axis) extent += x_size[axis] == 1 ? 0 : reach[axis] * p.x_stride[axis];
-  r.want(extent < (int64_t{1} << 31), "the extent of a plane's rows of x", extent, "less than 2^31 elements");
-  if (!f.channels_last) r.want(out[1] >= 4, "output size along H", out[1], "at least 4");
-  r.want(out[2] >= 2, "output size along W", out[2], "at least 2");
-  want_copyable(r, p, {"alignment of y", "smallest stride of y", "a stride of y"}, p.y_stride, p.y_alignment);
+  if (extent >= (int64_t{1} << 31)) return false;
+  if ((!f.channels_last && out[1] < 4) || out[2] < 2) return false;
+  if (!copyable(p, p.y_stride, p.y_alignment)) return false;
   Size5 const add = effective_add_stride(p);
   bool const per_channel = add[2] == 0 && add[3] == 0 && add[4] == 0;
-  if (p.has_add && !per_channel) {
-    want_copyable(r, p,
-                  {"alignment of a full-size add", "smallest stride of a full-size add", "a stride of a full-size add"},
-                  p.add_stride, p.add_alignment);
-  }
-  r.want(class_count(p) <= multiprocessors && choose_config(p).ring >= kSmallestRing,
-         "shared memory left beside the weights, in 8 KB", choose_config(p).ring, "at least 8");
+  if (p.has_add && !per_channel && !copyable(p, p.add_stride, p.add_alignment)) return false;
+  return class_count(p) <= multiprocessors && choose_config(p).ring >= kSmallestRing;
 }
 
-/// Likewise the streaming kernel.
+/// What the streaming kernel takes of what the family takes.
 inline void want_streamable(Refusal& r, Problem const& p) {
   r.want(stream::class_total(p) <= stream::kMaxClasses, "number of classes of outputs", stream::class_total(p),
          "at most 16");
@@ -89,9 +71,7 @@ inline void want_streamable(Refusal& r, Problem const& p) {
 inline Mainloop choose_mainloop(Problem const& p, int multiprocessors) {
   int const slabs = stream::reads_x_in_place(p) ? 1 : 2;
   if (slab_count(p) > slabs) return Mainloop::kStream;
-  Refusal r;
-  want_resident(r, p, multiprocessors);
-  return r.none() ? Mainloop::kResident : Mainloop::kStream;
+  return takes_resident(p, multiprocessors) ? Mainloop::kResident : Mainloop::kStream;
 }
 
 /// Whether warps that move add or y (stream/plain.hpp) find neighbours to move at a time.

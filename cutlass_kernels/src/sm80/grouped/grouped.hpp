@@ -9,6 +9,7 @@
 #include "convt3d/problem.hpp"
 #include "groups.hpp"
 #include "message.hpp"
+#include "sm80/limits.hpp"
 
 namespace convt3d::sm80::grouped {
 
@@ -20,8 +21,6 @@ constexpr int64_t kMaxWeights = 11264;    // in shared memory: 44 KB
 constexpr int64_t kMaxInputs = 4;         // of a group, where a launch for each group is the alternative
 constexpr int64_t kMaxInputsOfMany = 16;  // and where there are too many groups for that
 constexpr int64_t kMaxStride = 8;         // along one dimension
-constexpr int64_t kMaxExtent = int64_t{1} << 20;
-constexpr int64_t kMaxInt = 0x7fffffff;
 
 /// Whether lanes are channels, and not neighbours along W.
 constexpr bool lanes_are_channels(Problem const& p) { return p.out_channels > 1 && p.y_stride[1] == 1; }
