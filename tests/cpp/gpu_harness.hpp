@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -344,6 +345,59 @@ inline float small_draw(Random& random) { return random.uniform() * 1e-3f; }
   if (bad > 0) ADD_FAILURE() << bad << " of " << actual.size() << " outputs are wrong";
   if (worst != nullptr) *worst = std::max(*worst, largest_ratio);
   return bad > 0 ? Outcome::kFailed : Outcome::kRan;
+}
+
+// ---- one program's cases
+// ----------------------------------------------------------------------------------------------
+
+/// Cases of the sm80 family in one mode: skipped without a GPU, counted, with the largest share of the bound printed.
+class GpuCases : public testing::TestWithParam<Mode> {
+ protected:
+  void SetUp() override {
+    char text[256] = "";
+    if (convt3d_current_device(&device, text, sizeof text) != CONVT3D_OK) GTEST_SKIP() << text;
+    if (device.compute_capability < 80) GTEST_SKIP() << "the GPU is older than SM80";
+  }
+
+  void TearDown() override {
+    if (IsSkipped()) return;
+    EXPECT_GT(ran, 0) << "no case ran";
+    std::printf("%d cases ran, largest error / bound %.3f\n", ran, worst);
+  }
+
+  static Problem typed(Problem p) {
+    p.dtype = GetParam().dtype;
+    p.precision = GetParam().precision;
+    return p;
+  }
+
+  /// Runs a problem of this mode, as run_case() does. It must be supported.
+  void run_typed(Problem const& p, convt3d_kernel kernel, uint64_t seed, float (*draw)(Random&),
+                 float (*draw_weight)(Random&)) {
+    EXPECT_EQ(run_case(p, kernel, seed, &worst, draw, draw_weight), Outcome::kRan);
+    ++ran;
+  }
+
+  convt3d_device device{};
+  int ran = 0;
+  double worst = 0;
+};
+
+/// Calls run(problem, seed) for every activation, before and after add, in both layouts, of make(layout).
+template <class Make, class Run>
+void for_each_activation(Make&& make, Run&& run) {
+  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
+    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
+      for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+        Problem p = make(layout);
+        p.has_bias = p.has_add = 1;
+        p.activation = activation;
+        p.add_order = order;
+        p.negative_slope = 0.1f;
+        run(p, static_cast<uint64_t>(activation));
+      }
+    }
+  }
 }
 
 }  // namespace convt3d::test

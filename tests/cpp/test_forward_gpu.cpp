@@ -85,18 +85,8 @@ TEST_P(Forward, ReferenceWorkloadReduced) {
 }
 
 TEST_P(Forward, EveryActivationBeforeAndAfterAdd) {
-  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      for (Layout layout : kLayouts) {
-        Problem p = test::cubic_problem(2, 8, 16, 4, 3, 2, 1, 1, layout);
-        p.has_bias = p.has_add = 1;
-        p.activation = activation;
-        p.add_order = order;
-        p.negative_slope = 0.1f;
-        run(p, static_cast<uint64_t>(activation));
-      }
-    }
-  }
+  test::for_each_activation([](Layout layout) { return test::cubic_problem(2, 8, 16, 4, 3, 2, 1, 1, layout); },
+                            [this](Problem const& p, uint64_t seed) { run(p, seed); });
 }
 
 // The kernels people use: k2 s2, k3 s2 p1 op1, k4 s2 p1, an anisotropic one, and outputs that no tap reaches.

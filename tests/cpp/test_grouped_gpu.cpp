@@ -3,7 +3,6 @@
 // Problems with groups on the GPU, by the cases and the bound of the other kernels. Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <string>
 
 #include "gpu_harness.hpp"
@@ -13,8 +12,6 @@ namespace {
 
 using test::kModes;
 using test::Layout;
-using test::Mode;
-using test::Outcome;
 
 Problem grouped(Problem p, int64_t groups, int64_t inputs, int64_t outputs, Layout layout) {
   p.groups = groups;
@@ -28,31 +25,12 @@ Problem depthwise(Problem p, int64_t channels, int64_t multiplier, Layout layout
   return grouped(p, channels, 1, multiplier, layout);
 }
 
-class GroupedGpu : public testing::TestWithParam<Mode> {
+class GroupedGpu : public test::GpuCases {
  protected:
-  void SetUp() override {
-    char text[256] = "";
-    convt3d_device device{};
-    if (convt3d_current_device(&device, text, sizeof text) != CONVT3D_OK) GTEST_SKIP() << text;
-    if (device.compute_capability < 80) GTEST_SKIP() << "the GPU is older than SM80";
-  }
-
-  void TearDown() override {
-    if (IsSkipped()) return;
-    EXPECT_GT(ran, 0) << "no case ran";
-    std::printf("%d cases ran, largest error / bound %.3f\n", ran, worst);
-  }
-
-  void run(Problem p, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
+  void run(Problem const& p, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
            float (*draw_weight)(test::Random&) = nullptr, convt3d_kernel kernel = CONVT3D_KERNEL_SM80) {
-    p.dtype = GetParam().dtype;
-    p.precision = GetParam().precision;
-    EXPECT_EQ(test::run_case(p, kernel, seed, &worst, draw, draw_weight), Outcome::kRan);
-    ++ran;
+    run_typed(typed(p), kernel, seed, draw, draw_weight);
   }
-
-  int ran = 0;
-  double worst = 0;
 };
 
 TEST_P(GroupedGpu, RandomCases) {
@@ -105,18 +83,9 @@ TEST_P(GroupedGpu, MedNeXt) {
 }
 
 TEST_P(GroupedGpu, EveryActivationBeforeAndAfterAdd) {
-  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
-        Problem p = depthwise(test::cubic_problem(2, 1, 1, 5, 3, 2, 1, 1), 9, 1, layout);
-        p.has_bias = p.has_add = 1;
-        p.activation = activation;
-        p.add_order = order;
-        p.negative_slope = 0.1f;
-        run(p, static_cast<uint64_t>(activation));
-      }
-    }
-  }
+  test::for_each_activation(
+      [](Layout layout) { return depthwise(test::cubic_problem(2, 1, 1, 5, 3, 2, 1, 1), 9, 1, layout); },
+      [this](Problem const& p, uint64_t seed) { run(p, seed); });
 }
 
 // Only taps that reach an output may touch it.

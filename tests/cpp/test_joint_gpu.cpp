@@ -4,7 +4,6 @@
 // ways of getting weights, and sums in parts. Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <vector>
 
 #include "gpu_harness.hpp"
@@ -16,7 +15,6 @@ namespace {
 using test::kModes;
 using test::Layout;
 using test::Mode;
-using test::Outcome;
 
 constexpr Layout kLayouts[] = {Layout::kNcdhw, Layout::kNdhwc};
 
@@ -33,34 +31,24 @@ Problem problem(Geometry const& g, int output_padding, Layout layout) {
   return p;
 }
 
-class Joint : public testing::TestWithParam<Mode> {
+class Joint : public test::GpuCases {
  protected:
   void SetUp() override {
-    char text[256] = "";
-    convt3d_device device{};
-    if (convt3d_current_device(&device, text, sizeof text) != CONVT3D_OK) GTEST_SKIP() << text;
-    if (device.compute_capability < 80) GTEST_SKIP() << "the GPU is older than SM80";
+    GpuCases::SetUp();
     sm80::joint::wherever_possible = true;
   }
 
   void TearDown() override {
     sm80::joint::wherever_possible = false;
-    if (IsSkipped()) return;
-    EXPECT_GT(ran, 0) << "no case ran";
-    std::printf("%d cases ran, largest error / bound %.3f\n", ran, worst);
+    GpuCases::TearDown();
   }
 
-  void run(Problem p, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
+  void run(Problem const& problem, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
            float (*draw_weight)(test::Random&) = nullptr) {
-    p.dtype = GetParam().dtype;
-    p.precision = GetParam().precision;
+    Problem const p = typed(problem);
     ASSERT_TRUE(sm80::joint::takes(p)) << test::describe(p);
-    EXPECT_EQ(test::run_case(p, CONVT3D_KERNEL_SM80, seed, &worst, draw, draw_weight), Outcome::kRan);
-    ++ran;
+    run_typed(p, CONVT3D_KERNEL_SM80, seed, draw, draw_weight);
   }
-
-  int ran = 0;
-  double worst = 0;
 };
 
 // Tiles of whole samples, of parts of a sample with the next plane in reach, and of planes too far apart for that; all
@@ -111,18 +99,8 @@ TEST_P(Joint, Parts) {
 }
 
 TEST_P(Joint, EveryActivationBeforeAndAfterAdd) {
-  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      for (Layout layout : kLayouts) {
-        Problem p = problem({1, 8, 24, 4, 4, 4}, 1, layout);
-        p.has_bias = p.has_add = 1;
-        p.activation = activation;
-        p.add_order = order;
-        p.negative_slope = 0.1f;
-        run(p, static_cast<uint64_t>(activation));
-      }
-    }
-  }
+  test::for_each_activation([](Layout layout) { return problem({1, 8, 24, 4, 4, 4}, 1, layout); },
+                            [this](Problem const& p, uint64_t seed) { run(p, seed); });
 }
 
 // Only taps that reach an output may touch it, and infinities stay what fp32 makes of them.

@@ -4,7 +4,6 @@
 // other kernels. Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <string>
 
 #include "family.hpp"
@@ -15,39 +14,19 @@ namespace {
 
 using test::kModes;
 using test::Layout;
-using test::Mode;
-using test::Outcome;
 
-class Small : public testing::TestWithParam<Mode> {
+class Small : public test::GpuCases {
  protected:
-  void SetUp() override {
-    char text[256] = "";
-    if (convt3d_current_device(&device, text, sizeof text) != CONVT3D_OK) GTEST_SKIP() << text;
-    if (device.compute_capability < 80) GTEST_SKIP() << "the GPU is older than SM80";
-  }
-
-  void TearDown() override {
-    if (IsSkipped()) return;
-    EXPECT_GT(ran, 0) << "no case ran";
-    std::printf("%d cases ran, largest error / bound %.3f\n", ran, worst);
-  }
-
-  /// Runs `p` where it is small: AUTO chooses so, without a workspace.
-  void run(Problem p, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
+  /// Runs `problem` where it is small: AUTO chooses so, without a workspace.
+  void run(Problem const& problem, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
            float (*draw_weight)(test::Random&) = nullptr) {
-    p.dtype = GetParam().dtype;
-    p.precision = GetParam().precision;
+    Problem const p = typed(problem);
     convt3d_plan plan{};
     ASSERT_EQ(convt3d_make_plan(&p, CONVT3D_KERNEL_AUTO, &device, &plan, nullptr, 0), CONVT3D_OK);
     if (plan.reserved != kSmallForm) return;
     EXPECT_EQ(plan.workspace_bytes, 0u);
-    EXPECT_EQ(test::run_case(p, CONVT3D_KERNEL_AUTO, seed, &worst, draw, draw_weight), Outcome::kRan);
-    ++ran;
+    run_typed(p, CONVT3D_KERNEL_AUTO, seed, draw, draw_weight);
   }
-
-  convt3d_device device{};
-  int ran = 0;
-  double worst = 0;
 };
 
 TEST_P(Small, RandomCases) {
@@ -57,18 +36,8 @@ TEST_P(Small, RandomCases) {
 }
 
 TEST_P(Small, EveryActivationBeforeAndAfterAdd) {
-  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
-        Problem p = test::cubic_problem(2, 9, 15, 3, 3, 2, 1, 1, layout);
-        p.has_bias = p.has_add = 1;
-        p.activation = activation;
-        p.add_order = order;
-        p.negative_slope = 0.1f;
-        run(p, static_cast<uint64_t>(activation));
-      }
-    }
-  }
+  test::for_each_activation([](Layout layout) { return test::cubic_problem(2, 9, 15, 3, 3, 2, 1, 1, layout); },
+                            [this](Problem const& p, uint64_t seed) { run(p, seed); });
 }
 
 // Only taps that reach an output may touch it; magnitudes of every kind; sums of many products.

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "convt3d/activation.hpp"
-#include "convt3d/numerics.hpp"
 #include "family.hpp"
 #include "sm80/direct/direct.hpp"
+#include "sm80/scalar.hpp"
 
 namespace convt3d::sm80::direct {
 namespace {
+
+using scalar::convert;
+using scalar::operand;
+using scalar::to_float;
 
 constexpr int kBatch = 4;  // products' operands in flight
 
@@ -28,20 +30,6 @@ struct Params {
   float negative_slope;
   bool add_after;
 };
-
-__device__ float to_float(float v) { return v; }
-__device__ float to_float(__half v) { return __half2float(v); }
-__device__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
-__device__ void store(float* to, float v) { *to = v; }
-__device__ void store(__half* to, float v) { *to = __float2half_rn(v); }
-__device__ void store(__nv_bfloat16* to, float v) { *to = __float2bfloat16_rn(v); }
-
-// An operand of the products.
-template <bool kTf32, class T>
-__device__ float operand(T const* at) {
-  float const value = to_float(__ldg(at));
-  return kTf32 ? round_to_tf32(value) : value;
-}
 
 // Output voxels with one residue modulo the stride: all have the same taps.
 struct Class {
@@ -194,7 +182,7 @@ __global__ void __launch_bounds__(32 * kSlices, 2) direct_kernel(__grid_constant
   if (!p.add_after) value += addend;
   value = apply_activation(p.activation, value, p.negative_slope);
   if (p.add_after) value += addend;
-  store(static_cast<T*>(p.y) + target.offset(p, c, p.y_stride) + channel * p.y_stride[1], value);
+  convert(static_cast<T*>(p.y)[target.offset(p, c, p.y_stride) + channel * p.y_stride[1]], value);
 }
 
 Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void* stream, Message& message) {

@@ -3,16 +3,18 @@
 // What the kernels for groups of few channels share: parameters, operands, and the operator's tail.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "convt3d/activation.hpp"
-#include "convt3d/numerics.hpp"
 #include "cutlass/fast_math.h"
 #include "sm80/grouped/grouped.hpp"
+#include "sm80/scalar.hpp"
 
 namespace convt3d::sm80::grouped {
+
+using scalar::convert;
+using scalar::operand;
+using scalar::to_float;
 
 // Outputs along one dimension with one residue modulo its stride (convt3d/residue.hpp).
 struct Residue {
@@ -41,23 +43,10 @@ struct Params {
   bool add_after, add_in_pairs, y_in_pairs;
 };
 
-__device__ inline float to_float(float v) { return v; }
-__device__ inline float to_float(__half v) { return __half2float(v); }
-__device__ inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
-__device__ inline void convert(float& to, float v) { to = v; }
-__device__ inline void convert(__half& to, float v) { to = __float2half_rn(v); }
-__device__ inline void convert(__nv_bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
-
 template <class T>
 struct alignas(2 * sizeof(T)) Pair {
   T v[2];
 };
-
-template <bool kTf32, class T>
-__device__ float operand(T const* at) {
-  float const value = to_float(__ldg(at));
-  return kTf32 ? round_to_tf32(value) : value;
-}
 
 // The weights of `kChannels` output channels from `first_channel` on into shared memory: (input, tap, channel).
 template <bool kTf32, int kChannels, class T>
