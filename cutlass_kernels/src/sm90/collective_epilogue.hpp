@@ -97,11 +97,13 @@ struct CollectiveEpilogue {
     UnitBox box[kMaxRing];
   };
 
-  /// `last`: arrivals that end the kernel's stores. `filling`: those that bring in a unit of add.
-  CUTLASS_DEVICE static void init(SharedStorage& shared, int last = kStoreWarps + kLoaderWarps, int filling = 1) {
+  /// `last`: arrivals that end the kernel's stores. `filling`: those that bring in a unit of add; `finishing`: that are
+  /// done with it.
+  CUTLASS_DEVICE static void init(SharedStorage& shared, int last = kStoreWarps + kLoaderWarps, int filling = 1,
+                                  int finishing = 1) {
     for (int i = 0; i < kMaxRing; ++i) {
       for (int lap = 0; lap < kFullLaps; ++lap) shared.full[lap][i].init(filling);
-      for (int lap = 0; lap < kReadyLaps; ++lap) shared.ready[lap][i].init(1);
+      for (int lap = 0; lap < kReadyLaps; ++lap) shared.ready[lap][i].init(finishing);
       shared.free[i].init(1);
     }
     shared.stored.init(last);

@@ -29,8 +29,9 @@ struct StreamEpilogue {
 
   CUTLASS_DEVICE static void init(SharedStorage& shared, StreamParams const& params) {
     // Of a load warp every lane arrives by itself, and the load thread as ever: a box is written before its unit is
-    // full.
-    Resident::init(shared, kStores, loads_by_warps(params) ? 33 : 1);
+    // full. So does every lane of a consumer warp that stores what it has read from the unit: a race checker does not
+    // follow __syncwarp() to the one that arrives for all.
+    Resident::init(shared, kStores, loads_by_warps(params) ? 33 : 1, stores_by_consumers(params) ? 32 : 1);
   }
 
   /// Whether load warps bring add in, and consumer warps store what they have finished.
@@ -282,11 +283,9 @@ struct StreamEpilogue {
     }
     // Before a box comes to lie where these threads wrote.
     if (!loads_by_warps(params)) cutlass::arch::fence_view_async_shared();
+    Resident::ready(shared, slot).arrive();
     __syncwarp();
-    if (lane == 0) {
-      Resident::ready(shared, slot).arrive();
-      shared.free[slot.slot].arrive();
-    }
+    if (lane == 0) shared.free[slot.slot].arrive();
   }
 
   /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.
