@@ -14,14 +14,20 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import _cat, _product  # noqa: F401 (define their operators)
+from . import _cat, _packed, _product  # noqa: F401 (define their operators)
 
 
 def _count(input: Sequence[int], weight: Sequence[int]) -> int:
     return 2 * prod(input) * prod(weight[1:])
 
 
-@register_flop_formula([torch.ops.convt3d.conv_transpose3d, torch.ops.convt3d.conv_transpose3d_cat])
+@register_flop_formula(
+    [
+        torch.ops.convt3d.conv_transpose3d,
+        torch.ops.convt3d.conv_transpose3d_cat,
+        torch.ops.convt3d.conv_transpose3d_packed,
+    ]
+)
 def _forward(input: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
     return _count(input, weight)
 

@@ -8,65 +8,35 @@ intermediate result, a type that changes on the way, a tensor changed in place i
 
 from __future__ import annotations
 
-import hashlib
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ._cat import cat_op
 from ._fuse._batch_norm import fold
 from ._fuse._plan import Planner
 from ._fuse._steps import ADD, BATCH_NORM, CAT, DROPOUT, Step, cat_dim, is_eval_dropout
+from ._inductor_chain import ChainedPass
 from ._memory_format import surely
 from ._ops import forward_op
 from ._problem import triple
-from ._version import __version__
 
 _AMBIENCE = ("_enter_", "_exit_", "_set_grad_enabled", "set_grad_enabled", "_saved_tensors_hooks")
 _VIEWS = ("view", "view_as", "as_strided", "as_strided_")  # what depends on strides
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-class ConvTranspose3dPass(CustomGraphPass):
+class ConvTranspose3dPass(ChainedPass):
     """Puts convt3d's operators in place of transposed convolutions; what was ``before`` it runs first."""
 
-    def __init__(self, before: Any, device_types: Collection[str]) -> None:
-        self.before = before
-        self.device_types = tuple(device_types)
+    sources = ("_inductor_pass.py", "_fuse/*.py")
 
-    def __call__(self, graph: fx.Graph) -> None:
-        for earlier in _passes(self.before):
-            earlier(graph)
-        if self.device_types:
-            fuse_graph(graph, self.device_types)
-
-    def uuid(self) -> Any | None:
-        """Of this pass and those before it; None (no caching) where one of them has none."""
-        earlier = []
-        for item in _passes(self.before):
-            found = item.uuid() if isinstance(item, CustomGraphPass) else None
-            if found is None:
-                return None
-            earlier.append(found)
-        return (__version__, _source_hash(), self.device_types, *earlier)
-
-
-def _passes(before: Any) -> Sequence[Callable[[fx.Graph], None]]:
-    if before is None:
-        return ()
-    return tuple(before) if isinstance(before, (list, tuple)) else (before,)
-
-
-def _source_hash() -> str:
-    here = Path(__file__).resolve().parent
-    files = [Path(__file__), *sorted((here / "_fuse").glob("*.py"))]
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+    def change(self, graph: fx.Graph) -> None:
+        fuse_graph(graph, self.device_types)
 
 
 # --- the graph ---------------------------------------------------------------------------------------------

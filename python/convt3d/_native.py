@@ -193,6 +193,11 @@ _Known = tuple[_Settings, Tensor]
 _settings: dict[_Settings, _Known] = {}
 # Those with a slope that equals another one (0.0 and -0.0) or not even itself (nan), by its bits.
 _settings_by_bits: dict[_Settings, _Known] = {}
+# Those of compiled graphs, in both precisions, by the numbers themselves.
+_packed_settings: dict[tuple[int, ...], tuple[Tensor, ...]] = {}
+_PRECISION = 15  # its place among them
+DEFAULT_PRECISION = 2
+"""In a compiled graph the code of "default", beside those of the kernels."""
 _MOST_SETTINGS = 1024
 _LIMIT = 1 << 20
 
@@ -238,16 +243,59 @@ def quick(
         known = _new_settings(key)
         if known is None:
             return None
+    return _run_quick(loaded, input, weight, bias, add, skip, skip_first, known[1])
+
+
+def _run_quick(
+    loaded: Native,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+    skip: Tensor | None,
+    skip_first: bool,
+    settings: Tensor,
+) -> Tensor | None:
+    """The binding's operators for short calls. None: no kernel takes the call."""
     out: Tensor | None
     try:
         if skip is None:
-            out = loaded.quick(input, weight, bias, add, known[1])
+            out = loaded.quick(input, weight, bias, add, settings)
         else:
-            out = loaded.quick_cat(skip, skip_first, input, weight, bias, add, known[1])
+            out = loaded.quick_cat(skip, skip_first, input, weight, bias, add, settings)
     except RuntimeError as error:
         _raise_if_out_of_memory(error, input.device)
         raise
     return out
+
+
+def quick_packed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    add: Tensor | None,
+    skip: Tensor | None,
+    skip_first: bool,
+    settings: list[int],
+) -> Tensor | None:
+    """:func:`quick` for the arguments of ``torch.ops.convt3d.conv_transpose3d_packed``, on CUDA.
+
+    Args:
+        settings: what python/csrc/eager_rules.hpp reads, with :data:`DEFAULT_PRECISION` for "default".
+    """
+    loaded = _native or native()
+    if loaded.quick is None:
+        return None
+    key = tuple(settings)
+    tensors = _packed_settings.get(key)
+    if tensors is None:
+        _make_room(_packed_settings)
+        first, last = settings[:_PRECISION], settings[_PRECISION + 1 :]
+        tensors = _packed_settings[key] = tuple(_tensor([*first, code, *last]) for code in (0, 1))
+    code = settings[_PRECISION]
+    if code == DEFAULT_PRECISION:  # as it is now, not as it was when the graph was made
+        code = PRECISION_CODES[conv_precision()] if input.dtype is torch.float32 else 0
+    return _run_quick(loaded, input, weight, bias, add, skip, skip_first, tensors[code])
 
 
 def quick_operator(
@@ -334,7 +382,7 @@ def _remember(where: dict[_Settings, _Known], under: _Settings, key: _Settings, 
     return known
 
 
-def _make_room(where: dict[_Settings, _Known]) -> None:
+def _make_room(where: dict[Any, Any]) -> None:
     if len(where) >= _MOST_SETTINGS:
         where.clear()
 
