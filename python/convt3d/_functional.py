@@ -28,6 +28,8 @@ _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
+_autocast_dtype = torch.get_autocast_dtype
+_einsum: Any = torch._VF.einsum  # type: ignore[attr-defined]
 
 
 def conv_transpose3d(
@@ -203,6 +205,19 @@ def after_autocast(tensors: _Tensors) -> _Tensors:
     """
     if not _is_autocast_enabled("cuda"):
         return tensors
+    dtype = _autocast_dtype("cuda")
     return tuple(  # type: ignore[return-value]
-        t.to(autocast_dtype(t, "cuda")) if t is not None and t.is_cuda else t for t in tensors
+        t if t is None or t.dtype is dtype or not t.is_cuda else _cast(t) for t in tensors
     )
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """A CUDA tensor in autocast's type.
+
+    Of parameters autocast keeps what its rules have cast until the outermost autocast ends, so that PyTorch's
+    convolutions do not cast a weight in every call. No function of torch gives that by itself, but this is an
+    operation with such a rule, and returns its operand as it is.
+    """
+    if tensor.requires_grad and tensor.dtype is torch.float32 and tensor.is_leaf:
+        return _einsum("...", [tensor])  # type: ignore[no-any-return]
+    return tensor.to(autocast_dtype(tensor, "cuda"))

@@ -347,6 +347,11 @@ def test_autocast_leaves_the_short_way(
             tensors = binding.calls[-1][:4]
             assert [x.dtype for x in tensors] == [wanted] * 4
             assert [x.shape for x in tensors] == [x.shape for x in given.present()]
+        # Parameters by autocast's own rule, which remembers them.
+        monkeypatch.setattr(_functional, "_einsum", lambda equation, operands: (equation, *operands))
+        parameter = t.weight.requires_grad_()
+        assert _functional.after_autocast((t.input, parameter))[1] == ("...", parameter)
+        parameter.requires_grad_(False)
         mixed = (t.input, None, torch.zeros(1))
         assert [getattr(x, "dtype", x) for x in _functional.after_autocast(mixed)] == [
             dtype,

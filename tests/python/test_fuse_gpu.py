@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import convt3d
+from convt3d import _functional
 from fuse_nets import LocalNetLike, Residual, StereoLike, ZerosSkip, calibrated, gradients, inputs
 
 pytestmark = pytest.mark.gpu
@@ -109,3 +110,24 @@ def test_streams() -> None:
             y = model.up(x)
         out = model.act(y + skip)
     torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_casts_a_parameter_once(dtype: torch.dtype) -> None:
+    """As it does for PyTorch's convolutions: until it ends, and with gradients afterwards."""
+    weights = [torch.randn(4, 4, *size, device="cuda") for size in ((2, 2, 2), (1, 3, 1))]
+    weights += [w.to(memory_format=torch.channels_last_3d) for w in weights]
+    for weight in map(nn.Parameter, weights):
+        with torch.no_grad():
+            for value in (1.0, 2.0):
+                weight.fill_(value)
+                with torch.autocast("cuda", dtype):
+                    first, second = (_functional.after_autocast((weight,))[0] for _ in range(2))
+                assert first.data_ptr() == second.data_ptr() and first.stride() == weight.stride()
+                assert torch.equal(first, weight.to(dtype)) and first.dtype == dtype
+        with torch.autocast("cuda", dtype):
+            x = torch.randn(1, 4, 2, 2, 2, device="cuda")
+            with torch.no_grad():
+                convt3d.conv_transpose3d(x, weight)
+            convt3d.conv_transpose3d(x, weight).sum().backward()
+        assert weight.grad is not None and weight.grad.abs().max() > 0
