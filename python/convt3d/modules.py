@@ -80,15 +80,17 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
         Raises:
             ValueError: an ``output_size`` that no output padding reaches.
         """
-        output_padding = self._output_padding(
-            input,
-            output_size,  # type: ignore[arg-type]
-            self.stride,  # type: ignore[arg-type]
-            self.padding,  # type: ignore[arg-type]
-            self.kernel_size,  # type: ignore[arg-type]
-            3,
-            self.dilation,  # type: ignore[arg-type]
-        )
+        output_padding: Any = self.output_padding
+        if output_size is not None:
+            output_padding = self._output_padding(
+                input,
+                output_size,  # type: ignore[arg-type]
+                self.stride,  # type: ignore[arg-type]
+                self.padding,  # type: ignore[arg-type]
+                self.kernel_size,  # type: ignore[arg-type]
+                3,
+                self.dilation,  # type: ignore[arg-type]
+            )
         return conv_transpose3d(
             input,
             self.weight,

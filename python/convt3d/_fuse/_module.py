@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as _globals
 from torch.nn.utils import parametrize
 
@@ -24,6 +25,12 @@ from ._call import Call, versions_of
 from ._hooks import Watched
 from ._pending import PLAIN_TYPES, Form, PendingTensor
 from ._steps import BATCH_NORM
+
+# Looked up once, as for every call of the network.
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
 
 
 class InPlaceConvTranspose3d(FusedConvTranspose3d):
@@ -46,7 +53,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         self, input: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
         """``conv_transpose3d(input) + bias``; arguments of ``nn.ConvTranspose3d``."""
-        if self.convt3d_plan and not torch.compiler.is_compiling() and self._may_wait(input):
+        if self.convt3d_plan and not _is_compiling() and self._may_wait(input):
             waiting = self._wait(input, output_size)
             if waiting is not None:
                 return waiting
@@ -67,15 +74,19 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             or _globals._global_forward_pre_hooks
             or _globals._global_backward_hooks
             or _globals._global_backward_pre_hooks
-            or torch._C._len_torch_dispatch_stack() > 0
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch.autograd.forward_ad._current_level >= 0
-            or torch._C._get_tracing_state() is not None
+            or _dispatch_modes() > 0
+            or _transform() is not None
+            or forward_ad._current_level >= 0
+            or _tracing_state() is not None
         )
 
     def _wait(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor | None:
         """The pending result, or None where the call would be refused: then the operator says why."""
-        weight, bias = self.weight, self.bias
+        own: Any = self._parameters
+        if "weight" in own and "bias" in own:  # without the detour through a module's __getattr__
+            weight, bias = own["weight"], own["bias"]
+        else:  # parametrized
+            weight, bias = self.weight, self.bias
         if type(weight) not in PLAIN_TYPES or not (bias is None or type(bias) in PLAIN_TYPES):
             return None
         ambience = Ambience.current(input.device)

@@ -89,9 +89,9 @@ class PendingTensor(torch.Tensor):
     _call: Call
     _form: Form  # asking the tensor itself takes a detour through __torch_function__
     _remaining: tuple[str, ...]  # planned steps
-    _value: Tensor | None  # once computed
-    _successor: PendingTensor | None  # what an in-place step has made of it
-    _gate_of: PendingTensor | None  # for the hardswish(t) of t * hardswish(t): t
+    _value: Tensor | None = None  # once computed
+    _successor: PendingTensor | None = None  # what an in-place step has made of it
+    _gate_of: PendingTensor | None = None  # for the hardswish(t) of t * hardswish(t): t
 
     @staticmethod
     def create(call: Call, remaining: tuple[str, ...], form: Form) -> PendingTensor:
@@ -100,7 +100,6 @@ class PendingTensor(torch.Tensor):
         pending._call = call
         pending._form = form
         pending._remaining = remaining
-        pending._value = pending._successor = pending._gate_of = None
         return pending
 
     def resolve(self) -> Tensor:
@@ -239,22 +238,24 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
 
 
 def _take_cat(step: Step) -> Tensor | None:
-    for first, second, skip_first in ((*step.operands, False), (*reversed(step.operands), True)):
+    for skip_first in (False, True):
+        second, first = step.operands if skip_first else step.operands[::-1]
         pending = _open(first)
         if pending is None or pending._remaining[0] != CAT or first is second:
             continue
         shape = pending._form.shape
         channels = len(shape) - 4
         skip = _resolved(second)
+        sizes = tuple(skip.shape) if isinstance(skip, Tensor) else ()  # slices of a torch.Size are slow
         if (
             cat_dim(step) in (channels, -4)
             and type(skip) in PLAIN_TYPES
             and skip.layout == torch.strided
             and skip.dtype == pending._form.dtype  # another one would promote
             and skip.device == pending._form.device
-            and skip.dim() == len(shape)
-            and skip.shape[:channels] == shape[:channels]
-            and skip.shape[channels + 1 :] == shape[channels + 1 :]
+            and len(sizes) == len(shape)
+            and sizes[:channels] == shape[:channels]
+            and sizes[channels + 1 :] == shape[channels + 1 :]
         ):
             call = pending._call
             return call.but(cat=(skip, skip_first), versions=call.versions + versions_of(skip)).run_here()
@@ -262,6 +263,8 @@ def _take_cat(step: Step) -> Tensor | None:
 
 
 def _broadcasts_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    if shape == wanted:
+        return True
     offset = len(wanted) - len(shape)
     return offset >= 0 and all(n in (1, wanted[offset + dim]) for dim, n in enumerate(shape))
 

@@ -19,7 +19,7 @@ BATCH_NORM, DROPOUT, ADD, MUL, CAT = "batch_norm", "dropout", "add", "mul", "cat
 X_HARDSWISH = "x_hardswish"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen ones take three times as long to make
 class Step:
     """One call that follows.
 
