@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import accuracy
-from convt3d._fuse import _call
+from convt3d._fuse import _call, _module
 from families import Family
 
 
@@ -31,8 +31,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No kernel is forced unless a test does it; a fixed seed; PyTorch's switch is left as it was found."""
+    """No kernel is forced unless a test does it; a fixed seed; PyTorch's switch is left as it was found.
+
+    fuse() takes in what follows a result of any size, as the tests' are small.
+    """
     monkeypatch.delenv("CONVT3D_KERNEL", raising=False)
+    monkeypatch.setattr(_module, "WORTH_WAITING", 0)
     torch.manual_seed(0)
     before = torch.backends.cudnn.conv.fp32_precision
     yield

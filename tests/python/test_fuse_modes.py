@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 import convt3d
 from convt3d import FusedConvTranspose3d, fuse, fuse_report, unfuse
+from convt3d._fuse import _module
 from fuse_nets import (
     Chain,
     Residual,
@@ -48,6 +49,19 @@ def test_autocast_keeps_the_type(skip_dtype: torch.dtype, deferred: list[str]) -
     assert deferred == (["none"] if skip_dtype == torch.float32 else ["relu"])
     exact = model.double()(x.double(), skip.to(skip_dtype).double())
     assert (fused - exact).square().mean() <= (plain - exact).square().mean()
+
+
+def test_a_small_result_does_not_wait(deferred: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host would lose more than the GPU gains."""
+    x, skip = inputs()
+    model = Residual()
+    expected = model(x, skip)
+    fuse(model)
+    for least, wanted in ((1 << 30, []), (1, ["relu"])):
+        monkeypatch.setattr(_module, "WORTH_WAITING", least)
+        with torch.no_grad():
+            assert_close(model(x, skip), expected)
+        assert deferred == wanted
 
 
 def test_autocast_that_ends_in_between() -> None:
