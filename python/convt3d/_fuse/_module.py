@@ -67,7 +67,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         return super().forward(input, None, output_size)
 
     def _may_wait(self, input: Tensor) -> bool:
-        """Whether only planned operations see the result, no hook, mode or transform has a say, and it pays."""
+        """Whether that gains, only planned operations see the result, and no hook, mode or transform does."""
         return not (
             type(input) not in PLAIN_TYPES
             or input.device.type not in ("cpu", "cuda")
