@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cases.hpp"
 #include "convt3d/numerics.hpp"
 #include "sm90_emulation.hpp"
 #include "sm90_problems.hpp"
@@ -331,19 +332,108 @@ TEST(Sm90Split, PartsHoldWhatSplits) {
   EXPECT_FALSE(can_split(1, kLargestExponent));            // the smallest denormal, at the largest scale
 }
 
-TEST(Sm90Split, EveryValueThatDoesNotSplitIsInABinThatCounts) {
+/// In parts, as fp32 and fp16 arithmetic makes them.
+double in_parts(double scaled, double* hi = nullptr, double* lo = nullptr) {
+  double const high = to_half(scaled);
+  double const low = to_half((scaled - high) * (1 << kSplitShift));
+  if (hi != nullptr) *hi = high;
+  if (lo != nullptr) *lo = low;
+  return high + low / (1 << kSplitShift);
+}
+
+TEST(Sm90Split, TinyValuesAreHeldTo2ToTheMinus36) {
+  double largest = 0;
+  for (int step = 1; step < 40000; ++step) {
+    auto const scaled = static_cast<double>(static_cast<float>(std::pow(2.0, -14 - 0.001 * step)));
+    largest = std::max(largest, std::abs(scaled - in_parts(scaled)));
+  }
+  EXPECT_LE(largest, 0x1p-36);
+  EXPECT_GT(largest, 0x1p-37);
+}
+
+/// An output at or above the floor keeps the bound however many of its operands are tiny, and one below may not.
+TEST(Sm90Split, FloorKeepsSumsAccurate) {
+  convt3d::test::Random random(7);
+  constexpr int kProducts = 64;
+  double kept = 0, spoilt = 0;
+  int at_floor = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    int const exponent = static_cast<int>(random.integer(-40, -8));
+    int const others = static_cast<int>(random.integer(0, 3));  // values that are not tiny
+    double sum = 0, exact = 0, magnitude = 0;
+    int tiny = 0;
+    for (int i = 0; i < kProducts; ++i) {
+      int const of_x = i < others ? static_cast<int>(random.integer(-14, 2)) : exponent;
+      double const x = static_cast<double>(static_cast<float>(std::ldexp(random.uniform(), of_x)));
+      double const w = static_cast<double>(static_cast<float>(std::ldexp(random.uniform(), 15)));
+      tiny += x != 0 && std::abs(x) < 0x1p-14;
+      double hi[2], lo[2];
+      in_parts(x, &hi[0], &lo[0]);
+      in_parts(w, &hi[1], &lo[1]);
+      sum += hi[0] * hi[1] + (hi[0] * lo[1] + lo[0] * hi[1]) / (1 << kSplitShift);
+      exact += x * w;
+      magnitude += std::abs(x * w);
+    }
+    double const units = std::abs(sum - exact) / magnitude * 0x1p22;
+    bool const small = std::abs(sum) < static_cast<double>(kTinyFloor) * tiny;
+    double& largest = small ? spoilt : kept;
+    largest = std::max(largest, units);
+    at_floor += !small && std::abs(sum) < 64.0 * static_cast<double>(kTinyFloor) * tiny;
+  }
+  EXPECT_LE(kept, 0.75 + 1.75);  // beside the tiny ones: both operands to one half or one unit, the dropped product
+  EXPECT_GT(spoilt, 4);
+  EXPECT_GT(at_floor, 100);
+}
+
+TEST(Sm90Split, ProductsOfAnOutput) {
+  for (int64_t kernel = 2; kernel <= 5; ++kernel) {
+    for (int64_t padding = 0; padding < kernel; ++padding) {
+      Problem p = convt3d::test::cubic_problem(1, 24, 16, 4, kernel, 2, padding, 0, convt3d::test::Layout::kNcdhw);
+      int64_t most = 0;
+      for (int parity = 0; parity < 2; ++parity) {
+        Window const w = window(kernel, padding);
+        int64_t taps = 0;
+        for (int delta = w.lo; delta < w.lo + w.count; ++delta) taps += is_live(parity, delta, kernel, padding);
+        most = std::max(most, taps);
+      }
+      EXPECT_EQ(most_products(p), 24 * most * most * most);
+    }
+  }
+}
+
+TEST(Sm90Split, RegionsThatMayBeSmallAreInBinsThatCount) {
   for (int k = -kLargestExponent; k <= kLargestExponent; ++k) {
     for (uint32_t bits = 1; bits < kInfinityBits; bits += 0x1ffff) {
-      if (!can_split(bits, k)) {
+      if (bits < power_of_two_bits(kSmallRegion - k)) {
         EXPECT_TRUE(bin_counts(exponent_bin(bits), k)) << bits << ' ' << k;
+      }
+      if (bits >= power_of_two_bits(std::min(127, kSmallRegion + 4 - k))) {
+        EXPECT_FALSE(bin_counts(exponent_bin(bits), k) && exponent_bin(bits) > 0) << bits << ' ' << k;
       }
     }
     EXPECT_TRUE(bin_counts(exponent_bin(kInfinityBits), k));
     EXPECT_TRUE(bin_counts(exponent_bin(0x7fc00000u), k));
   }
-  // Nor does the largest bin of a tensor count as too small.
+  // Nor does the largest bin of a tensor count as small.
   for (double largest : {1e-20, 1.0, 1e30}) {
-    EXPECT_FALSE(bin_counts(exponent_bin(bits_of(largest)), split_exponent(bits_of(largest))));
+    EXPECT_FALSE(bin_counts(exponent_bin(bits_of(largest)), split_exponent(bits_of(largest)) - kHeadRoom));
+  }
+}
+
+TEST(Sm90Split, SampleTakesOneRegionOfEachGroup) {
+  EXPECT_EQ(sample_step(0, 8448), 1);
+  EXPECT_EQ(sample_step(8448, 8448), 1);
+  EXPECT_EQ(sample_step(8449, 8448), 2);
+  EXPECT_EQ(sample_step(int64_t{1} << 40, 8448), kLargestSampleStep);
+  for (int step : {1, 2, 3, 16, kLargestSampleStep}) {
+    std::vector<int> seen(static_cast<size_t>(step));
+    for (int64_t group = 0; group < 5000; ++group) {
+      int64_t const within = sampled_region(group, step) - group * step;
+      ASSERT_GE(within, 0);
+      ASSERT_LT(within, step);
+      ++seen[static_cast<size_t>(within)];
+    }
+    for (int count : seen) EXPECT_GT(count, 5000 / step / 2);
   }
 }
 

@@ -74,7 +74,7 @@ TEST(Sm90Supported, TakesTheReferenceInIeeeMode) {
     Workspace const w = workspace_layout(p, c);
     size_t const blocks = static_cast<size_t>(class_count(p) * class_blocks(p));
     EXPECT_EQ(w.weights + blocks * kWeightBlockBytes, w.scans);
-    EXPECT_LE(w.scans + sizeof(ScanResult) * static_cast<size_t>(scan_ctas(p)), w.weight_results);
+    EXPECT_LE(w.scans + sizeof(ScanResult) * size_t{kScanCtas}, w.weight_results);
     EXPECT_LE(w.weight_results + blocks * 4, w.weight_exponents);
     EXPECT_LE(w.weight_exponents + static_cast<size_t>(class_count(p)) * 4, w.declined);
     EXPECT_LE(w.declined + 4, w.bytes);

@@ -29,6 +29,7 @@ struct CollectiveMainloop {
     Barrier full[kMaxStages];
     Barrier empty[kMaxStages];
     TransactionBarrier weights;
+    uint32_t tiny[kMaxStages];  // in ieee mode: how many tiny values the slab has (x_loader.hpp)
   };
 
   CUTLASS_DEVICE static void init(SharedStorage& shared) {
@@ -93,10 +94,11 @@ struct CollectiveMainloop {
 
   /// acc = sum over the group's blocks. `stage` stands at the tile's first slab; returns where the next tile starts.
   /// Slabs are handed back as soon as they are multiplied, unless the next tile of the run needs them (`keep`): it
-  /// needs all slices but the first. Slices that the group skips after its last one are left to `release_rest`.
+  /// needs all slices but the first. Slices that the group skips after its last one are left to `release_rest`. In ieee
+  /// mode lane 0 adds the number of their tiny values to `tiny`.
   CUTLASS_DEVICE static RingState mma(Params const& p, DeviceProgram const& program, SharedStorage& shared,
                                       uint64_t weights, uint64_t positions, RingState stage, bool keep, int lane,
-                                      Accumulators& acc) {
+                                      Accumulators& acc, uint32_t& tiny) {
     bool accumulate = false;
     RingState next = stage;
     uint32_t const stage_units = static_cast<uint32_t>(p.stage_bytes) >> 4;
@@ -130,6 +132,10 @@ struct CollectiveMainloop {
       cutlass::arch::fence_view_async_shared();  // the loader's stores, before wgmma reads them
       cute::warpgroup_arrive();
       return positions + stage.slot * stage_units;
+    };
+    // While a slab's products run; by the lane that hands it back.
+    auto count_tiny = [&] {
+      if (lane == 0) tiny = __dp4a(*static_cast<uint32_t volatile*>(&shared.tiny[stage.slot]), 0x01010101u, tiny);
     };
     auto hand_back_multiplied = [&] {
       if (multiplied >= 0) hand_back(shared, multiplied, lane);
@@ -169,6 +175,7 @@ struct CollectiveMainloop {
           for (int i = 0; i < p.offsets; ++i) {
             Mma::low(weights + i * (kWeightBlockBytes >> 4), slab + static_cast<uint32_t>(p.operand_offset[i]), acc);
           }
+          count_tiny();
           if (again == 0) break;
           multiplied = s == 0 || !keep ? stage.slot : -1;
           stage.advance(1, p.stages);

@@ -70,14 +70,8 @@ struct Workspace {
 constexpr int kPrepareThreads = 256;
 constexpr int kPrepareCtas = 384;
 
-/// CTAs of the ieee mode's pre-kernel that look through x: about two of each multiprocessor, the others write weights.
-constexpr int kScanCtas = 264;
-constexpr int kFewestScanCtas = 132;
-
-constexpr int scan_ctas(Problem const& p) {
-  int const weights = class_count(p) * class_blocks(p);
-  return weights + kFewestScanCtas < kScanCtas ? kScanCtas - weights : kFewestScanCtas;
-}
+/// CTAs of the ieee mode's pre-kernel that look at x; others write weights beside them.
+constexpr int kScanCtas = 132;
 
 constexpr Workspace workspace_layout(Problem const& p, Config const& c) {
   constexpr size_t kAlign = 128;
@@ -95,7 +89,7 @@ constexpr Workspace workspace_layout(Problem const& p, Config const& c) {
   w.suspects = place(kPrepareCtas * 4);
   w.owners = place(classes * static_cast<size_t>(tiling(p, c.run_length).runs) * 4);
   w.weights = place(blocks * kWeightBlockBytes);
-  w.scans = place(split ? sizeof(ScanResult) * scan_ctas(p) : 0);
+  w.scans = place(split ? sizeof(ScanResult) * kScanCtas : 0);
   w.weight_results = place(split ? blocks * 4 : 0);
   w.weight_exponents = place(split ? classes * 4 : 0);
   w.declined = place(split ? 4 : 0);

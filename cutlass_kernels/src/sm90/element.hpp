@@ -215,15 +215,22 @@ struct Operands {
 template <>
 struct OperandScale<SplitFloat> {
   float factor;    // 2^k
-  uint32_t limit;  // twice the bits of the smallest magnitude that splits
+  uint32_t limit;  // twice the bits of the smallest magnitude that is not tiny
 
   CUTLASS_DEVICE OperandScale read() const {
     OperandScale const volatile* const from = this;
     return {from->factor, from->limit};
   }
+  /// In other words than Extremes, lest the compiler keeps what that computes for the few who count.
+  CUTLASS_DEVICE unsigned tiny(uint32_t bits) const {
+    float const value = __uint_as_float(bits);
+    return fabsf(value) < __uint_as_float(limit >> 1) && value != 0.f ? 1 : 0;
+  }
+  CUTLASS_DEVICE unsigned count_tiny(uint4 const& v) const { return tiny(v.x) + tiny(v.y) + tiny(v.z) + tiny(v.w); }
 };
 
-/// Only the smallest magnitude is watched: the scale keeps all others in range, and inf and nan give nan by themselves.
+/// Only the smallest magnitude is watched: the scale keeps all others in range. Infinite high parts have low parts that
+/// are nan or infinite with the other sign, so sums of their products are nan whatever the weights are.
 template <>
 struct Extremes<SplitFloat> {
   uint32_t smallest = 0xffffffffu;  // twice its bits less one, which puts zero above all
@@ -234,7 +241,8 @@ struct Extremes<SplitFloat> {
   }
   CUTLASS_DEVICE void see(Extremes const& other) { smallest = min(smallest, other.smallest); }
   CUTLASS_DEVICE bool suspect() const { return false; }  // the consumers see it
-  CUTLASS_DEVICE bool tame(OperandScale<SplitFloat> const& scale) const { return smallest >= scale.limit - 1; }
+  CUTLASS_DEVICE bool tame(OperandScale<SplitFloat> const&) const { return true; }
+  CUTLASS_DEVICE bool tiny(OperandScale<SplitFloat> const& scale) const { return smallest < scale.limit - 1; }
 };
 
 template <>
@@ -242,7 +250,7 @@ struct Operands<SplitFloat> {
   CUTLASS_DEVICE static int slab_offset(int row, int group) { return split_slab_offset(row, group); }
   CUTLASS_DEVICE static int slab_group(int offset) { return split_slab_group(offset); }
 
-  /// Two neighbouring channels: hi parts, and lo parts.
+  /// Two neighbouring channels: hi parts, and lo parts. `kAnyValue`: nan in place of tiny values.
   template <bool kAnyValue>
   CUTLASS_DEVICE static uint2 pair(OperandScale<SplitFloat> const& scale, uint32_t a, uint32_t b) {
     float const ta = __uint_as_float(a) * scale.factor;
@@ -253,8 +261,7 @@ struct Operands<SplitFloat> {
     __half2 lo = __floats2half2_rn((ta - high.x) * kShift, (tb - high.y) * kShift);
     uint2 parts = make_uint2(*reinterpret_cast<uint32_t*>(&hi), *reinterpret_cast<uint32_t*>(&lo));
     if constexpr (kAnyValue) {
-      uint32_t const nan =
-          (2 * a - 1 < scale.limit - 1 ? 0x7fffu : 0u) | (2 * b - 1 < scale.limit - 1 ? 0x7fff0000u : 0u);
+      uint32_t const nan = scale.tiny(a) * 0x7fffu | scale.tiny(b) * 0x7fff0000u;
       parts.x |= nan;
       parts.y |= nan;
     }

@@ -200,6 +200,8 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   fill_cold(k.cold, p, t, reinterpret_cast<int32_t const*>(workspace + layout.suspects));
   for (int i = 0; i < 5; ++i) w.weight_stride[i] = p.weight_stride[i];
   w.in_channels = static_cast<int>(p.in_channels);
+  int64_t const* const ws = p.weight_stride;
+  w.taps_dense = ws[4] == 1 && ws[3] == p.kernel[2] && ws[2] == p.kernel[1] * ws[3] && ws[1] == p.kernel[0] * ws[2];
 
   w.weight = t.weight;
   w.out_channels = static_cast<int>(p.out_channels);

@@ -39,7 +39,7 @@ struct Kernel {
     typename Epilogue::SharedStorage epilogue;
     TileScheduler::SharedStorage scheduler;
     int32_t suspect;  // this CTA met values of x that may make sums non-finite
-    SuspectRuns suspect_runs;
+    SuspectList suspect_planes;
     SplitRoute::SharedStorage route;
     OperandScale<T> x_scale;
     ResultScale<T> result_scale;
@@ -67,7 +67,7 @@ struct Kernel {
       Epilogue::init(shared.epilogue);
       TileScheduler::init(shared.scheduler);
       shared.suspect = 0;
-      shared.suspect_runs.init();
+      shared.suspect_planes.init();
       cutlass::arch::fence_barrier_init();
     }
     // Slab rows and channels that no loader writes must multiply as zeros.
@@ -81,10 +81,12 @@ struct Kernel {
       let_next_kernel_start();  // the sm80 family's, which waits for this one
       wait_for_previous_kernel();
       SplitRoute::Scales scales;
-      if (!SplitRoute::decide(params.split, shared.route, cls, thread, kThreads, scales)) return;
+      if (!SplitRoute::decide<kThreads>(params.split, shared.route, cls, thread, scales)) return;
       if (thread == 0) {
         shared.x_scale = {scales.x_factor(), 2 * smallest_split(scales.x)};
-        shared.result_scale = {scales.inverse(0), scales.inverse(1)};
+        float const first = scales.inverse(0);
+        shared.result_scale = {
+            {first, scales.inverse(1)}, scales.floor * first, kTinyFloor * first, params.split.products};
       }
       __syncthreads();
     }
@@ -106,7 +108,8 @@ struct Kernel {
       cutlass::arch::warpgroup_reg_alloc<kLoaderRegisters>();
       auto flag = [&] { *static_cast<int32_t volatile*>(&shared.suspect) = 1; };
       Mainloop::Loader::load(params.mainloop, params.scheduler, shared.mainloop.full, shared.mainloop.empty,
-                             shared.scheduler, stages, item_table, shared.x_scale, thread - kGroups * 128, flag);
+                             shared.mainloop.tiny, shared.scheduler, stages, item_table, shared.x_scale,
+                             thread - kGroups * 128, flag);
       __syncwarp();
       if (cutlass::canonical_lane_idx() == 0) shared.epilogue.stored.arrive();
     } else {
@@ -153,10 +156,15 @@ struct Kernel {
       for (int tile = 0; tile < run.length; ++tile) {
         Accumulators acc;
         bool const keep = m.keep != 0 && tile + 1 < run.length;
-        RingState const next = Mainloop::mma(m, program, shared.mainloop, weight_base, x_base, stage, keep, lane, acc);
+        uint32_t tiny = 0;
+        RingState const next =
+            Mainloop::mma(m, program, shared.mainloop, weight_base, x_base, stage, keep, lane, acc, tiny);
         if constexpr (kSplit) {
-          bool const nan = shared.result_scale.template apply<kChannelsLast>(acc);
-          if (__any_sync(0xffffffffu, nan) && lane == 0) shared.suspect_runs.add(number);
+          tiny = __shfl_sync(0xffffffffu, tiny, 0);
+          bool const nan = shared.result_scale.template apply<kChannelsLast>(acc, tiny);
+          if (__any_sync(0xffffffffu, nan) && lane == 0) {
+            shared.suspect_planes.add(RunPlane::number(params.scheduler, number, kGroups * tile + group));
+          }
           // Not before the products, where registers are scarcest.
           load_bias();
           flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
@@ -171,9 +179,9 @@ struct Kernel {
     // Cold path, after every store of this CTA has reached memory.
     shared.epilogue.stored.wait(0);
     if constexpr (kSplit) {
-      if (shared.suspect_runs.count() > 0) {
+      if (shared.suspect_planes.count() > 0) {
         asm volatile("fence.proxy.async;" ::: "memory");
-        recompute_listed<T>(params, shared.suspect_runs, cls);
+        recompute_listed<T>(params, shared.suspect_planes, cls);
       }
     } else {
       bool suspect = *static_cast<int32_t volatile*>(&shared.suspect) != 0;

@@ -113,10 +113,14 @@ struct ResultScale {};
 template <>
 struct ResultScale<SplitFloat> {
   float inverse[2];  // of both operands' scales, in two factors; the second is nearly always 1
+  // Below which tiny values may spoil a result, times the first factor: those of the weights, and each one of x.
+  float floor, floor_step;
+  uint32_t products;  // of a result, at most
 
-  /// Adds the sum of small products to the other, in place. Whether a result is nan.
+  /// Adds the sum of small products to the other, in place. Results that tiny values may spoil become nan; x has `tiny`
+  /// of them here. Whether one is nan.
   template <bool kChannelsLast, int kRows, int kRegisters>
-  CUTLASS_DEVICE bool apply(float (&acc)[kRows][kRegisters]) const {
+  CUTLASS_DEVICE bool apply(float (&acc)[kRows][kRegisters], uint32_t tiny) const {
     constexpr int kParts = kRows / kSumsOf<SplitFloat, kChannelsLast>;
     float const volatile* const from = inverse;
     float const first = from[0];
@@ -129,6 +133,17 @@ struct ResultScale<SplitFloat> {
       // A nan of x reaches every weight row, so one of them tells: register 4 j + 2 half + b is row lane / 4 + 8 half,
       // column 8 j + 2 (lane mod 4) + b.
       if (kChannelsLast ? i % kRegisters < 4 && i % 2 == 0 : i % 4 < 2) nan = nan || sum != sum;
+    }
+    float least = *static_cast<float const volatile*>(&floor);
+    if (tiny != 0 || least > 0.f) {
+      least = fmaf(static_cast<float>(tiny < kManyTiny ? min(tiny, products) : products), floor_step, least);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kParts * kRegisters; ++i) {
+        float& value = acc[i / kRegisters][i % kRegisters];
+        bool const small = fabsf(value) < least;
+        nan = nan || small;
+        value = small ? __int_as_float(0x7fffffff) : value;
+      }
     }
     if (second != 1.0f) {
       CUTLASS_PRAGMA_UNROLL

@@ -99,13 +99,14 @@ struct ColdParams {
 
 /// For SplitFloat alone (split_route.hpp).
 struct SplitParams {
-  ScanResult* scan;
-  int32_t scans;
-  int32_t weight_results;         // per class and block
-  int32_t* weights_do_not_split;  // likewise: whether one of its values does not
-  int32_t* weight_exponent;       // per class, of the scale
-  int32_t* declined;              // out: whether the sm80 family is to compute the problem
-  int64_t too_many;               // more sampled values than this are too many that do not split
+  ScanResult* scan;          // kScanCtas of them
+  int32_t weight_results;    // per class and block
+  int32_t* tiny_weights;     // likewise: how many, kFewTinyWeights and more if one is infinite or nan
+  int32_t* weight_exponent;  // per class, of the scale
+  int32_t* declined;         // out: whether the sm80 family is to compute the problem
+  int64_t too_many;          // more regions of the sample than this are too many small ones
+  uint32_t products;         // of an output, at most
+  int32_t head_room;         // binades of x's scale beyond the largest magnitude that the scan has found
 };
 
 struct KernelParams {

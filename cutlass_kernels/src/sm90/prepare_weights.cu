@@ -24,7 +24,7 @@ __global__ void write_images(__grid_constant__ WeightParams const p) {
     int64_t const rest = i / 32 / kRows;
     int const slot = static_cast<int>(rest % p.blocks);
     int const cls = static_cast<int>(rest / p.blocks);
-    WeightPlace const place = weight_place(p, kElement, cls, slot, row, k);
+    WeightPlace const place = weight_place(p, kElement, cls, block_place(p, slot), row, k);
     decltype(operand_bits(T{})) bits = 0;
     if (place.live) {
       T const value = static_cast<T const*>(p.weight)[place.offset];

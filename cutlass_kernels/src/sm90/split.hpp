@@ -4,10 +4,14 @@
 //
 // A value v is scaled by a power of two, t = 2^k v, and split into fp16 parts, t = hi + 2^-11 lo. Three products
 // make one: hi hi in one accumulator, and hi lo + lo hi, which are 2^-11 of it, in another. With the largest magnitude
-// just below fp16's end, the parts hold t to 2^-23 of itself down to fp16's smallest normal value, 2^-29 of the
-// largest; below that they would lose digits. Such a value, zero apart, is replaced by nan: every output that it
-// reaches comes out nan and is computed again by the definition (cold_path.hpp), so the format is exact for each output
-// by itself. Tensors with more than a few such values are left to the sm80 family (split_route.hpp).
+// just below fp16's end, the parts hold t to 2^-22 of itself down to fp16's smallest normal value, 2^-29 of the
+// largest. A tiny value, below that, loses digits: as denormal numbers its parts hold it to 2^-36, whatever it is.
+//
+// The streaming kernel replaces tiny values by nan, so that every output which they reach comes out nan and is computed
+// again by the definition (cold_path.hpp). The resident kernel multiplies them: what they lack can matter only to an
+// output that is small itself (tiny_floor below), and only where one was met. Such outputs alone become nan. Either
+// way each output is right by itself. Tensors with more such values or outputs than a few are left to the sm80 family
+// (split_route.hpp).
 #pragma once
 
 #include <cstdint>
@@ -69,27 +73,64 @@ CONVT3D_HOST_DEVICE constexpr int split_weight_offset(int row, int k) {
   return weight_offset(4, row, k / 8 * 4) + k % 8 * 2;
 }
 
-// Whether a tensor has more than a few values that do not split is estimated from a sample of x, counted by exponent in
-// bins of eight. A wrong estimate costs time, never digits.
-constexpr int kExponentBins = 32;
+// Outputs that tiny values may spoil. The parts hold a tiny operand to 2^-36, and what the dropped product of the low
+// parts takes is half of that at most; the other operand is below 2^16. So `n` such products are wrong by at most
+// n 1.5 2^-20, and |sum| is a lower bound of sum |x||w|: where it is 8 n or more, that is at most 0.75 units of 2^-22
+// of sum |x||w|, of the 4 that are allowed (docs/numerics.md). Sums are at both operands' scale.
+constexpr float kTinyFloor = 8.0f;  // for each product that may have a tiny operand
+constexpr int kManyTiny = 255;      // so many and more of a slab are counted as this, and may be all
+
+/// Products of an output at most: input channels times the taps of a parity (strides are 2).
+constexpr int64_t most_products(Problem const& p) {
+  int64_t products = p.in_channels;
+  for (int64_t kernel : p.kernel) products *= (kernel + 1) / 2;
+  return products;
+}
+
+/// More tiny weights than this send the problem to the sm80 family: they count in every tile.
+constexpr int kFewTinyWeights = 64;
+
+// The scale comes from a sample of x: regions of neighbouring values, so many that all of a GPU's threads look at them
+// at once. What the sample has missed may be larger by 2^kHeadRoom. A value beyond that overflows in its high part, and
+// the outputs that it reaches are nan and computed again. The head room is taken from what is below: values are tiny
+// below 2^-24 of the sample's largest, one of many millions in normal data.
+constexpr int kHeadRoom = 5;
+constexpr int kLargestSampleStep = 64;
+
+/// One of so many regions is looked at, where a scan has room for `at_once`.
+constexpr int sample_step(int64_t regions, int64_t at_once) {
+  int64_t const step = (regions + at_once - 1) / at_once;
+  return step < 1 ? 1 : step < kLargestSampleStep ? static_cast<int>(step) : kLargestSampleStep;
+}
+
+/// The region that stands for a group of `step` of them: any, but not in step with rows of x.
+CONVT3D_HOST_DEVICE constexpr int64_t sampled_region(int64_t group, int step) {
+  uint32_t const mixed = static_cast<uint32_t>(group) * 2654435761u >> 16;
+  return group * step + (mixed * static_cast<uint32_t>(step) >> 16);
+}
+
+// Whether many outputs will be that small is estimated from the same sample: the regions' largest magnitudes, counted
+// by exponent in bins of four. A wrong estimate costs time, never digits.
+constexpr int kExponentBins = 64;
+constexpr int kSmallRegion = -2;  // exponent of the magnitude, at x's scale, below which a region is small
 
 CONVT3D_HOST_DEVICE constexpr int exponent_bin(uint32_t magnitude) {
-  return magnitude < kInfinityBits ? static_cast<int>(magnitude >> 26) : 0;  // bin 0 always counts
+  return magnitude < kInfinityBits ? static_cast<int>(magnitude >> 25) : 0;  // bin 0 always counts
 }
 
 /// What a CTA of the pre-kernel finds in its share of x.
 struct ScanResult {
-  uint32_t largest;            // bits of the largest finite magnitude
-  int32_t bin[kExponentBins];  // sampled values that are not zero, by exponent
+  static constexpr uint32_t kMost = 0xffff;
+  uint32_t largest;                  // bits of the largest finite magnitude
+  uint32_t bins[kExponentBins / 2];  // regions that are not zero by exponent, kMost at most, two counts in a word
 };
 
-/// Whether a bin counts as too small at scale 2^k: it may hold such values.
+/// Whether a bin counts as small at scale 2^k: it may hold small regions.
 CONVT3D_HOST_DEVICE constexpr bool bin_counts(int bin, int k) {
-  return static_cast<uint32_t>(bin) << 26 < smallest_split(k);
+  return static_cast<uint32_t>(bin) << 25 < power_of_two_bits(kSmallRegion - k);
 }
 
-/// More of them in a sample of `samples` values send the problem to the sm80 family. One costs the cold path about a
-/// thousand outputs: a few hundred in the reference workload's x are as dear as that family's kernel.
-CONVT3D_HOST_DEVICE constexpr int64_t too_many_in_sample(int64_t samples) { return 4 + samples / 32768; }
+/// More of them in a sample of `regions` send the problem to the sm80 family.
+CONVT3D_HOST_DEVICE constexpr int64_t too_many_in_sample(int64_t regions) { return 4 + regions / 4096; }
 
 }  // namespace convt3d::sm90

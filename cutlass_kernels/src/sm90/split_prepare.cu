@@ -11,6 +11,9 @@ namespace {
 
 constexpr int kThreads = kSplitPrepareThreads;
 
+// The code of this kernel comes from memory, a line after the other, each time that the main kernel has run: loops that
+// run once are not unrolled, and what is rarely needed stands apart.
+
 __device__ uint32_t finite_magnitude(uint32_t bits) {
   uint32_t const magnitude = bits & 0x7fffffffu;
   return magnitude < kInfinityBits ? magnitude : 0;
@@ -27,91 +30,127 @@ __device__ uint32_t largest_of_cta(uint32_t value) {
   return largest;
 }
 
-/// The part of the class's weights that block `block` multiplies, as an image; the scale is that of the whole class.
-__device__ void write_block(WeightParams const& p, SplitParams const& s, int cls, int block) {
-  auto const* weight = static_cast<float const*>(p.weight);
-  int const first_channel = cls * class_channels(4);
-  int const channels = min(class_channels(4), p.out_channels - first_channel);
-  int const taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
-  // A thread has a (channel, tap) and reads it of several input channels at a time: this must not outlast the look
-  // through x.
+/// The largest finite magnitude among the weights of `channels` output channels from `first` on, as this thread sees
+/// it. Many loads at a time: this must not outlast the look at x.
+__device__ uint32_t largest_dense(WeightParams const& p, int first, int channels, int taps) {
+  constexpr int kBatch = 16;
+  float const* const weight = static_cast<float const*>(p.weight) + first * taps;
   uint32_t largest = 0;
+#pragma unroll 1
   for (int i = threadIdx.x; i < channels * taps; i += kThreads) {
-    int const tap = i % taps;
-    float const* const from = weight + (first_channel + i / taps) * p.weight_stride[1] +
-                              tap / (p.kernel[1] * p.kernel[2]) * p.weight_stride[2] +
-                              tap / p.kernel[2] % p.kernel[1] * p.weight_stride[3] +
-                              tap % p.kernel[2] * p.weight_stride[4];
-    constexpr int kBatch = 8;  // divides the number of input channels
+#pragma unroll 1
     for (int k = 0; k < p.in_channels; k += kBatch) {
       float v[kBatch];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) v[b] = __ldg(from + (k + b) * p.weight_stride[0]);
+      for (int b = 0; b < kBatch; ++b) {
+        v[b] = k + b < p.in_channels ? __ldg(weight + i + (k + b) * p.weight_stride[0]) : 0.f;
+      }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) largest = max(largest, finite_magnitude(__float_as_uint(v[b])));
     }
   }
-  int const exponent = split_exponent(largest_of_cta(largest));
+  return largest;
+}
+
+/// The same for weights of any strides.
+__device__ __noinline__ uint32_t largest_strided(WeightParams const& p, int first, int channels, int taps) {
+  constexpr int kBatch = 8;  // input channels; divides their number
+  uint32_t largest = 0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < channels * taps; i += kThreads) {
+    int const tap = i % taps;
+    float const* from = static_cast<float const*>(p.weight) + (first + i / taps) * p.weight_stride[1] +
+                        tap / (p.kernel[1] * p.kernel[2]) * p.weight_stride[2] +
+                        tap / p.kernel[2] % p.kernel[1] * p.weight_stride[3] + tap % p.kernel[2] * p.weight_stride[4];
+#pragma unroll 2
+    for (int k = 0; k < p.in_channels; k += kBatch) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        largest = max(largest, finite_magnitude(__float_as_uint(__ldg(from + (k + b) * p.weight_stride[0]))));
+      }
+    }
+  }
+  return largest;
+}
+
+/// The part of the class's weights that block `block` multiplies, as an image; the scale is that of the whole class.
+__device__ void write_block(WeightParams const& p, SplitParams const& s, int cls, int block) {
+  auto const* weight = static_cast<float const*>(p.weight);
+  constexpr int kValues = block_rows(4) * 32 / kThreads;  // of a thread
+  float value[kValues];
+  BlockPlace const of_block = block_place(p, block);
+#pragma unroll
+  for (int v = 0; v < kValues; ++v) {
+    int const i = v * kThreads + static_cast<int>(threadIdx.x);
+    WeightPlace const place = weight_place(p, 4, cls, of_block, i / 32, i % 32);
+    value[v] = place.live ? __ldg(weight + place.offset) : 0.f;
+  }
+  int const first_channel = cls * class_channels(4);
+  int const channels = min(class_channels(4), p.out_channels - first_channel);
+  int const taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
+  int const exponent = split_exponent(largest_of_cta(p.taps_dense ? largest_dense(p, first_channel, channels, taps)
+                                                                  : largest_strided(p, first_channel, channels, taps)));
   float const factor = __uint_as_float(power_of_two_bits(exponent));
 
-  bool bad = false;
+  int tiny = 0;
   unsigned char* const image = p.image + static_cast<int64_t>(cls * p.blocks + block) * kWeightBlockBytes;
-  for (int i = threadIdx.x; i < block_rows(4) * 32; i += kThreads) {
-    int const k = i % 32;
-    int const row = i / 32;
-    WeightPlace const place = weight_place(p, 4, cls, block, row, k);
-    float const value = place.live ? weight[place.offset] : 0.f;
-    bad = bad || !can_split(__float_as_uint(value), exponent);
-    float const scaled = value * factor;
+#pragma unroll
+  for (int v = 0; v < kValues; ++v) {
+    int const i = v * kThreads + static_cast<int>(threadIdx.x);
+    uint32_t const bits = __float_as_uint(value[v]);
+    if (!can_split(bits, exponent)) tiny += (bits & 0x7fffffffu) < kInfinityBits ? 1 : kFewTinyWeights + 1;
+    float const scaled = value[v] * factor;
     __half const hi = __float2half_rn(scaled);
     __half const lo = __float2half_rn((scaled - __half2float(hi)) * static_cast<float>(1 << kSplitShift));
-    int const at = split_weight_offset(row, k);
+    int const at = split_weight_offset(i / 32, i % 32);
     *reinterpret_cast<__half*>(image + at) = hi;
     *reinterpret_cast<__half*>(image + (at ^ kLowPart)) = lo;
   }
-  int const any = __syncthreads_or(bad);
+  __shared__ int32_t all_tiny;
+  if (threadIdx.x == 0) all_tiny = 0;
+  __syncthreads();
+  if (tiny != 0) atomicAdd(&all_tiny, tiny);
+  __syncthreads();
   if (threadIdx.x == 0) {
-    s.weights_do_not_split[cls * p.blocks + block] = any;
+    s.tiny_weights[cls * p.blocks + block] = all_tiny;
     if (block == 0) s.weight_exponent[cls] = exponent;
   }
 }
 
-__device__ int64_t scan_offset(ScanParams const& p, uint64_t access) {
-  uint64_t within = access;
-  if (p.dims > 0) {
-    uint64_t rest;
-    p.size[0](rest, within, access);
-    int64_t offset = 0;
-    for (int i = 0; i < p.dims - 1; ++i) {
-      uint64_t next, index;
-      p.size[i + 1](next, index, rest);
-      offset += static_cast<int64_t>(index) * p.stride[i];
-      rest = next;
-    }
-    offset += static_cast<int64_t>(rest) * p.stride[p.dims - 1];
-    return offset + static_cast<int64_t>(within) * (p.vectorized ? 4 : 1);
+/// Elements from x to an access, where the tensor has gaps.
+__device__ __noinline__ int64_t scan_offset(ScanParams const& p, uint64_t access) {
+  uint64_t rest, within;
+  p.size[0](rest, within, access);
+  int64_t offset = static_cast<int64_t>(within) * (p.vectorized ? 4 : 1);
+#pragma unroll 1
+  for (int i = 0; i < p.dims - 1; ++i) {
+    uint64_t next, index;
+    p.size[i + 1](next, index, rest);
+    offset += static_cast<int64_t>(index) * p.stride[i];
+    rest = next;
   }
-  return static_cast<int64_t>(within) * (p.vectorized ? 4 : 1);
+  return offset + static_cast<int64_t>(rest) * p.stride[p.dims - 1];
 }
 
-/// From the end to the start, so that what the main kernel reads first has been read last.
+/// Looks at the CTA's share of the sample: a warp reads a region at a time.
 template <bool kVectorized>
 __device__ void scan(ScanParams const& p, ScanResult& result, int cta, int ctas) {
   __shared__ int32_t bins[kExponentBins];
   if (threadIdx.x < kExponentBins) bins[threadIdx.x] = 0;
   __syncthreads();
-  int64_t const step = static_cast<int64_t>(ctas) * kThreads;
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int64_t const warps = static_cast<int64_t>(ctas) * (kThreads / 32);
   uint32_t largest = 0;
-  unsigned round = threadIdx.x;
-  for (int64_t i = p.accesses - 1 - (static_cast<int64_t>(cta) * kThreads + threadIdx.x); i >= 0;
-       i -= step * kScanBatch, ++round) {
+  for (int64_t first = cta * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32; first < p.groups;
+       first += warps * kScanBatch) {
     uint4 v[kScanBatch];
 #pragma unroll
     for (int b = 0; b < kScanBatch; ++b) {
-      int64_t const at = i - b * step;
+      int64_t const at = sampled_region(first + b * warps, p.step) * 32 + lane;
       v[b] = make_uint4(0, 0, 0, 0);
-      if (at < 0) continue;
-      float const* const from = p.x + scan_offset(p, static_cast<uint64_t>(at));
+      if (at >= p.accesses) continue;
+      float const* const from =
+          p.x + (p.dims == 0 ? at * (kVectorized ? 4 : 1) : scan_offset(p, static_cast<uint64_t>(at)));
       if constexpr (kVectorized) {
         v[b] = __ldg(reinterpret_cast<uint4 const*>(from));
       } else {
@@ -120,37 +159,43 @@ __device__ void scan(ScanParams const& p, ScanResult& result, int cta, int ctas)
     }
 #pragma unroll
     for (int b = 0; b < kScanBatch; ++b) {
-      largest = max(max(largest, max(finite_magnitude(v[b].x), finite_magnitude(v[b].y))),
-                    max(finite_magnitude(v[b].z), finite_magnitude(v[b].w)));
+      constexpr uint32_t kMagnitude = 0x7fffffffu;
+      uint32_t region =
+          max(max(v[b].x & kMagnitude, v[b].y & kMagnitude), max(v[b].z & kMagnitude, v[b].w & kMagnitude));
+      region = __reduce_max_sync(0xffffffffu, region);
+      if (region != 0 && lane == 0) atomicAdd(&bins[exponent_bin(region)], 1);
+      if (region >= kInfinityBits) {
+        region = max(max(finite_magnitude(v[b].x), finite_magnitude(v[b].y)),
+                     max(finite_magnitude(v[b].z), finite_magnitude(v[b].w)));
+      }
+      largest = max(largest, region);
     }
-    // One value of the batch, of each component of a vector in turn.
-    uint32_t sample = v[0].x;
-    if (kVectorized) {
-      sample = round % 4 == 1 ? v[0].y : round % 4 == 2 ? v[0].z : round % 4 == 3 ? v[0].w : sample;
-    }
-    sample &= 0x7fffffffu;
-    if (sample != 0) atomicAdd(&bins[exponent_bin(sample)], 1);
   }
   largest = largest_of_cta(largest);
   if (threadIdx.x == 0) result.largest = largest;
-  if (threadIdx.x < kExponentBins) result.bin[threadIdx.x] = bins[threadIdx.x];
+  if (threadIdx.x < kExponentBins / 2) {
+    uint32_t const even = min(static_cast<uint32_t>(bins[2 * threadIdx.x]), ScanResult::kMost);
+    uint32_t const odd = min(static_cast<uint32_t>(bins[2 * threadIdx.x + 1]), ScanResult::kMost);
+    result.bins[threadIdx.x] = odd << 16 | even;
+  }
 }
 
 __global__ void __launch_bounds__(kThreads, 2) prepare_kernel(__grid_constant__ SplitPrepareParams const p) {
   let_next_kernel_start();
   WeightParams const& w = p.weights;
-  int64_t const index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  int64_t const threads = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = index; i < w.classes; i += threads) w.counters[i] = 0;
-  for (int64_t i = index; i < w.owner_count; i += threads) w.owners[i] = 0;
   int const cta = static_cast<int>(blockIdx.x);
+  if (cta == 0 && static_cast<int>(threadIdx.x) < w.classes) w.counters[threadIdx.x] = 0;
+#pragma unroll 1
+  for (int64_t i = static_cast<int64_t>(cta) * kThreads + threadIdx.x; i < w.owner_count; i += gridDim.x * kThreads) {
+    w.owners[i] = 0;
+  }
   int const blocks = w.classes * w.blocks;
   if (cta < blocks) {
     write_block(w, p.split, cta / w.blocks, cta % w.blocks);
   } else if (p.scan.vectorized) {
-    scan<true>(p.scan, p.split.scan[cta - blocks], cta - blocks, p.split.scans);
+    scan<true>(p.scan, p.split.scan[cta - blocks], cta - blocks, kScanCtas);
   } else {
-    scan<false>(p.scan, p.split.scan[cta - blocks], cta - blocks, p.split.scans);
+    scan<false>(p.scan, p.split.scan[cta - blocks], cta - blocks, kScanCtas);
   }
 }
 
@@ -195,18 +240,22 @@ void fill_split_params(KernelParams& k, ScanParams& s, Problem const& p, Config 
   Workspace const layout = workspace_layout(p, c);
   auto* const workspace = static_cast<unsigned char*>(t.workspace);
   s = scan_params(p, t.x);
+  int64_t const regions = (s.accesses + 31) / 32;
+  s.step = sample_step(regions, int64_t{kScanCtas} * (kThreads / 32) * kScanBatch);
+  s.groups = (regions + s.step - 1) / s.step;
   SplitParams& split = k.split;
   split.scan = reinterpret_cast<ScanResult*>(workspace + layout.scans);
-  split.scans = scan_ctas(p);
   split.weight_results = class_count(p) * class_blocks(p);
-  split.weights_do_not_split = reinterpret_cast<int32_t*>(workspace + layout.weight_results);
+  split.tiny_weights = reinterpret_cast<int32_t*>(workspace + layout.weight_results);
   split.weight_exponent = reinterpret_cast<int32_t*>(workspace + layout.weight_exponents);
   split.declined = reinterpret_cast<int32_t*>(workspace + layout.declined);
-  split.too_many = too_many_in_sample(s.accesses / kScanBatch);
+  split.too_many = too_many_in_sample(s.groups);
+  split.products = static_cast<uint32_t>(most_products(p));
+  split.head_room = s.step > 1 ? kHeadRoom : 0;
 }
 
 cudaError_t prepare_split(SplitPrepareParams const& params, cudaStream_t stream) {
-  int const ctas = params.weights.classes * params.weights.blocks + params.split.scans;
+  int const ctas = params.weights.classes * params.weights.blocks + kScanCtas;
   prepare_kernel<<<ctas, kThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }

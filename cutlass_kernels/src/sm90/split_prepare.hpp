@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pre-kernel of fp32 in ieee mode. Some CTAs write the weight images in two parts, the others look through x: the
-// largest magnitude, which fixes the scale of the main kernel, and a sample of exponents (split.hpp).
+// The pre-kernel of fp32 in ieee mode. Some CTAs write the weight images in two parts, the others look at a sample of x
+// for what fixes the scale of the main kernel and whether that computes the problem (split.hpp).
 #pragma once
 
 #include "cutlass/fast_math.h"
@@ -10,12 +10,14 @@
 namespace convt3d::sm90 {
 
 constexpr int kSplitPrepareThreads = 512;
-constexpr int kScanBatch = 4;  // accesses of a thread in flight, one value of which is sampled
+constexpr int kScanBatch = 4;  // accesses of a thread in flight
 
 /// x as nested runs of memory, the innermost dense; dimensions that nest without a gap are one.
 struct ScanParams {
   float const* x;
-  int64_t accesses;  // of 16 bytes (`vectorized`) or one value
+  int64_t accesses;  // of 16 bytes (`vectorized`) or one value; 32 neighbours are a region
+  int64_t groups;    // of `step` regions, one of which is looked at
+  int32_t step;
   int32_t vectorized;
   int32_t dims;                    // beside the innermost
   cutlass::FastDivmodU64 size[4];  // accesses of the innermost, then sizes of all but the outermost

@@ -16,6 +16,7 @@ struct WeightParams {
   void const* weight;
   int64_t weight_stride[5];
   int32_t in_channels, out_channels;
+  int32_t taps_dense;  // those of neighbouring output channels are neighbours, in PyTorch's order
   int32_t kernel[3], padding[3], window_lo[3];
   int32_t channels_last;    // form of y
   int32_t classes, blocks;  // blocks per class
@@ -33,11 +34,21 @@ struct WeightPlace {
 };
 
 #if defined(__CUDACC__)
-__device__ inline WeightPlace weight_place(WeightParams const& p, int element, int cls, int slot, int row, int k) {
+/// Weight block `slot` of a class: which group's, and which of its blocks.
+struct BlockPlace {
+  int group;
+  Block block;
+};
+
+__device__ inline BlockPlace block_place(WeightParams const& p, int slot) {
   int const group = slot >= p.program[0].count() ? 1 : 0;
-  GroupProgram const& program = p.program[group];
-  Block const block = program.block(group == 0 ? slot : slot - p.program[0].count());
-  BlockRow const target = block_row(p.channels_last, element, cls, group, row);
+  return {group, p.program[group].block(group == 0 ? slot : slot - p.program[0].count())};
+}
+
+__device__ inline WeightPlace weight_place(WeightParams const& p, int element, int cls, BlockPlace const& at, int row,
+                                           int k) {
+  Block const& block = at.block;
+  BlockRow const target = block_row(p.channels_last, element, cls, at.group, row);
   int const in_channel = block.channel_block * 32 + k;
   WeightPlace place{target.channel < p.out_channels && in_channel < p.in_channels,
                     in_channel * p.weight_stride[0] + target.channel * p.weight_stride[1]};

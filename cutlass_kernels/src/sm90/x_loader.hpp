@@ -18,6 +18,8 @@ struct XLoader {
   using Params = MainloopParams;
   using Vectors = std::conditional_t<kChannelsLast, RowGather<T>, TransposingGather<T>>;
   static constexpr int kThreads = kLoaderWarps * 32;
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+  static_assert(kLoaderWarps == sizeof(uint32_t), "a byte for each");
 
   /// What a loader thread has in flight: some items of one slab.
   template <class Gather, int kItems>
@@ -36,27 +38,29 @@ struct XLoader {
 
   CUTLASS_DEVICE static int item_count(Params const& p) { return p.groups * p.rows * p.fetch_count; }
 
-  /// `flag()` is called where x may not keep sums finite.
+  /// `flag()` is called where x may not keep sums finite. In ieee mode `tiny[slot]` says how many tiny values
+  /// (split.hpp) each warp has brought into the stage, in a byte for each, kManyTiny at most; guarded as the stage is.
   template <class Flag>
   CUTLASS_DEVICE static void load(Params const& p, SchedulerParams const& sp, Barrier* full, Barrier* empty,
-                                  TileScheduler::SharedStorage& schedule, unsigned char* smem,
+                                  uint32_t* tiny, TileScheduler::SharedStorage& schedule, unsigned char* smem,
                                   unsigned char* item_table, OperandScale<T> const& operand_scale, int thread,
                                   Flag&& flag) {
     if (p.vectorized && item_count(p) <= Vectors::kFastItems * kThreads) {
-      load_as<Vectors, Vectors::kFastItems, true>(p, sp, full, empty, schedule, smem, item_table, operand_scale, thread,
-                                                  flag);
+      load_as<Vectors, Vectors::kFastItems, true>(p, sp, full, empty, tiny, schedule, smem, item_table, operand_scale,
+                                                  thread, flag);
     } else if (kChannelsLast || p.vectorized) {
-      load_as<Vectors, Vectors::kItems, false>(p, sp, full, empty, schedule, smem, item_table, operand_scale, thread,
-                                               flag);
+      load_as<Vectors, Vectors::kItems, false>(p, sp, full, empty, tiny, schedule, smem, item_table, operand_scale,
+                                               thread, flag);
     } else {
-      load_as<ElementGather<T>, 2, false>(p, sp, full, empty, schedule, smem, item_table, operand_scale, thread, flag);
+      load_as<ElementGather<T>, 2, false>(p, sp, full, empty, tiny, schedule, smem, item_table, operand_scale, thread,
+                                          flag);
     }
   }
 
   /// `kOneChunk`: a slab is one chunk, whose items are kept in registers.
   template <class Gather, int kItems, bool kOneChunk, class Flag>
   CUTLASS_DEVICE static void load_as(Params const& p, SchedulerParams const& sp, Barrier* full, Barrier* empty,
-                                     TileScheduler::SharedStorage& schedule, unsigned char* smem,
+                                     uint32_t* tiny, TileScheduler::SharedStorage& schedule, unsigned char* smem,
                                      unsigned char* item_table, OperandScale<T> const& operand_scale, int thread,
                                      Flag&& flag) {
     TileScheduler::Consumer scheduler{schedule, {}};
@@ -67,6 +71,7 @@ struct XLoader {
     Cursor at;
     RingState stage;  // of the chunk that is finished next
     Extremes<T> extremes;
+    unsigned tiny_seen = 0;  // by the warp, in this slab
     Chunk<Gather, kItems> even, odd;
     bool even_pending = false, odd_pending = false;
     // Items of a slab that is one chunk: in registers, or in shared memory beside twice the accumulators.
@@ -106,6 +111,24 @@ struct XLoader {
         for (int c = 0; c < Gather::kReads; ++c) seen.see(chunk.piece[i].v[c]);
       }
       extremes.see(seen);
+      if constexpr (kSplit) {
+        if (__any_sync(0xffffffffu, seen.tiny(scale))) {
+          unsigned tiny_values = 0;
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kItems; ++i) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int c = 0; c < Gather::kReads; ++c) tiny_values += scale.count_tiny(chunk.piece[i].v[c]);
+          }
+          tiny_seen += __reduce_add_sync(0xffffffffu, tiny_values);
+        }
+        if (kOneChunk || chunk.last) {
+          auto volatile* const of_warps = reinterpret_cast<unsigned char volatile*>(tiny + stage.slot);
+          if (cutlass::canonical_lane_idx() == 0) {
+            of_warps[thread / 32] = static_cast<unsigned char>(min(tiny_seen, static_cast<unsigned>(kManyTiny)));
+          }
+          tiny_seen = 0;
+        }
+      }
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kItems; ++i) {
         Item const it = item(chunk.first, i);

@@ -40,7 +40,7 @@ struct Kernel {
     typename Epilogue::SharedStorage epilogue;
     TileScheduler::SharedStorage scheduler;
     int32_t nan_seen;           // among this CTA's sums
-    SuspectRuns suspect_items;  // where, in ieee mode
+    SuspectList suspect_items;  // where, in ieee mode
   };
 
   static_assert(sizeof(SharedStorage) <= kBarrierBytes, "config.hpp reserves too little");

@@ -82,10 +82,10 @@ struct ItemNans {
 
 /// The nans of the items that are listed; of all of this CTA's where these are too many.
 template <class T>
-__device__ __noinline__ void recompute_suspects(StreamParams const& params, SuspectRuns const& items, ItemNans nans) {
+__device__ __noinline__ void recompute_suspects(StreamParams const& params, SuspectList const& items, ItemNans nans) {
   int const count = items.count();
-  if (count <= SuspectRuns::kRoom) {
-    for (int i = 0; i < count; ++i) nans.recompute<T>(params, items.run[i]);
+  if (count <= SuspectList::kRoom) {
+    for (int i = 0; i < count; ++i) nans.recompute<T>(params, items.entry[i]);
     return;
   }
   int32_t const volatile* owners = params.scheduler.owners;
