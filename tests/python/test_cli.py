@@ -72,6 +72,12 @@ def test_wrong_calls_are_usage_errors(arguments: list[str], capsys: pytest.Captu
     assert arguments[0] in capsys.readouterr().err
 
 
+def test_without_a_command_all_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().err
+    assert all(f"    {command} " in shown for command in ("info", "demo", "check", "bench", "explain"))
+
+
 def test_sizes_beyond_64_bits(capsys: pytest.CaptureFixture[str]) -> None:
     """Of what comes out of sizes that fit."""
     with pytest.raises(SystemExit) as error:

@@ -12,6 +12,7 @@ from torch import nn
 
 import convt3d
 from convt3d import _functional
+from convt3d._fuse import _module
 from fuse_nets import LocalNetLike, Residual, StereoLike, ZerosSkip, calibrated, gradients, inputs
 
 pytestmark = pytest.mark.gpu
@@ -131,3 +132,22 @@ def test_autocast_casts_a_parameter_once(dtype: torch.dtype) -> None:
                 convt3d.conv_transpose3d(x, weight)
             convt3d.conv_transpose3d(x, weight).sum().backward()
         assert weight.grad is not None and weight.grad.abs().max() > 0
+
+
+def test_small_results_wait_while_a_graph_is_captured(
+    deferred: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the host's time does not matter."""
+    monkeypatch.setattr(_module, "WORTH_WAITING", 1 << 40)
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    args = [t.cuda() for t in inputs()]
+    model = convt3d.fuse(Residual().cuda().eval())
+    with torch.no_grad():
+        expected = model(*args)
+        assert deferred == []
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model(*args)
+        assert deferred == ["relu"]
+        graph.replay()
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)

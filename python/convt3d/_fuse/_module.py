@@ -67,10 +67,9 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         return super().forward(input, None, output_size)
 
     def _may_wait(self, input: Tensor) -> bool:
-        """Whether only planned operations see the result, and no hook, mode or transform has a say."""
+        """Whether that gains, only planned operations see the result, and no hook, mode or transform does."""
         return not (
             type(input) not in PLAIN_TYPES
-            or not self._gains(input)
             or input.device.type not in ("cpu", "cuda")
             # In training batch norm needs the tensor.
             or (self.training and self.convt3d_plan[0] == BATCH_NORM)
@@ -86,6 +85,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             or _transform() is not None
             or forward_ad._current_level >= 0
             or _tracing_state() is not None
+            or not self._gains(input)  # last: a trace would record its arithmetic
         )
 
     def _gains(self, input: Tensor) -> bool:

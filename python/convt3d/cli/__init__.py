@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    if arguments.command is None:  # what there is, with a line on each, rather than that one is missing
+        parser.print_help(sys.stderr)
+        return 2
     from .console import Console
 
     console = Console(plain=arguments.plain)
@@ -56,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m convt3d", description="3D transposed convolution fused with bias, add and activation."
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser(
         "info", parents=[common], help="versions, GPU, and which kernels are usable here, or why not"
     )
