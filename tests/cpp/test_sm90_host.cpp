@@ -62,10 +62,11 @@ TEST(Sm90Geometry, EveryTapIsInOneBlockOfItsGroup) {
 
 TEST(Sm90Geometry, BlockRowsAreEveryChannelAndParityOnce) {
   for (int element : {2, 4}) {
-    for (bool last : {false, true}) {
+    for (int format : {0, 1, 2}) {  // NCDHW, NDHWC, NDHWC with the weights as A
+      if (element == 2 && format == 2) continue;
       std::map<std::vector<int>, int> seen;
       for (int row = 0; row < block_rows(element); ++row) {
-        BlockRow const r = block_row(last, element, 3, 1, row);
+        BlockRow const r = block_row(format > 0, format != 1, element, 3, 1, row);
         EXPECT_EQ(r.parity[0], 1);
         EXPECT_GE(r.channel, 3 * class_channels(element));
         EXPECT_LT(r.channel, 4 * class_channels(element));
@@ -82,14 +83,20 @@ TEST(Sm90Geometry, BlockRowsAreEveryChannelAndParityOnce) {
 class Tile {
  public:
   Tile(Problem const& p, int cls, int tile_h, int tile_w)
-      : p_(p), f_(form(p)), slab_(slab(p)), cls_(cls), h0_(tile_h * kTileH), w0_(tile_w * kTileW) {}
+      : p_(p),
+        f_(form(p)),
+        first_(weights_first(p)),
+        slab_(slab(p)),
+        cls_(cls),
+        h0_(tile_h * kTileH),
+        w0_(tile_w * kTileW) {}
 
   /// Outputs (channel, oh, ow) of D parity `group` and D pair `d`.
   void expect_outputs(int group, int d) {
     GroupProgram const program = group_program(p_, group);
-    int const parts = f_.channels_last || f_.element == 2 ? 2 : 1;
-    int const rows = f_.channels_last ? 64 : 128;                            // positions of a part
-    int const weight_rows = f_.channels_last ? block_rows(f_.element) : 64;  // likewise
+    int const parts = !first_ || f_.element == 2 ? 2 : 1;
+    int const rows = first_ ? 128 : 64;                            // positions of a part
+    int const weight_rows = first_ ? 64 : block_rows(f_.element);  // likewise
     std::vector<std::vector<int>> sum(parts, std::vector<int>(rows * weight_rows));
     int block = 0;
     for (int s = 0; s < window(p_.kernel[0], p_.padding[0]).count; ++s) {
@@ -117,10 +124,10 @@ class Tile {
                 int weight_rows, std::vector<std::vector<int>>& sum) const {
     for (int part = 0; part < parts; ++part) {
       for (int r = 0; r < rows; ++r) {
-        int const start = view + (f_.channels_last ? part * 8 * 128 : 0);
+        int const start = view + (first_ ? 0 : part * 8 * 128);
         int const row_at = start + r / 8 * slab_.pitch * 128 + r % 8 * 128;
         for (int wr = 0; wr < weight_rows; ++wr) {
-          int const weight_row = (f_.channels_last ? 0 : part * 64) + wr;
+          int const weight_row = (first_ ? part * 64 : 0) + wr;
           for (int k = 0; k < 32; ++k) {
             int const x_at = swizzled(row_at + k * f_.element, 128);
             int const w_at = swizzled(weight_row * 32 * f_.element + k * f_.element, 32 * f_.element);
@@ -142,7 +149,7 @@ class Tile {
         int const h = h0_ + wh.lo + i;
         int const w = w0_ + ww.lo + j;
         bool const inside = d >= 0 && d < p_.in_size[0] && h >= 0 && h < p_.in_size[1] && w >= 0 && w < p_.in_size[2];
-        int const row = f_.channels_last ? i * slab_.pitch + j : j * slab_.pitch + i;
+        int const row = first_ ? j * slab_.pitch + i : i * slab_.pitch + j;
         for (int c = 0; inside && c < channels && slab * channels + c < p_.in_channels; ++c) {
           int const at = slab_offset(row, c / f_.vector()) + c % f_.vector() * f_.element;
           stage.at(at / f_.element) = x_value(slab * channels + c, d, h, w);
@@ -155,7 +162,7 @@ class Tile {
   std::vector<int> make_image(Block const& b, int group) const {
     std::vector<int> image(kWeightBlockBytes / f_.element);
     for (int row = 0; row < block_rows(f_.element); ++row) {
-      BlockRow const target = block_row(f_.channels_last, f_.element, cls_, group, row);
+      BlockRow const target = block_row(f_.channels_last, first_, f_.element, cls_, group, row);
       for (int k = 0; k < 32; ++k) {
         int tap[3];
         bool live = target.channel < p_.out_channels && b.channel_block * 32 + k < p_.in_channels;
@@ -176,7 +183,7 @@ class Tile {
   void expect_unit(std::vector<std::vector<int>> const& sum, int warp, int group, int d, int weight_rows) const {
     int const width = f_.channels_last || f_.element == 2 ? 64 : 128;
     std::vector<int> unit(kUnitBytes / f_.element, -1000000);
-    int const columns = f_.channels_last ? weight_rows : 128;
+    int const columns = first_ ? 128 : weight_rows;
     for (int lane = 0; lane < 32; ++lane) {
       for (int part = 0; part < static_cast<int>(sum.size()); ++part) {
         for (int i = 0; i < columns / 2; ++i) {
@@ -185,7 +192,12 @@ class Tile {
           int const m = warp * 16 + lane / 4 + 8 * half;
           int const n = 8 * j + lane % 4 * 2 + b;
           int row, chunk, at, value;
-          if (f_.channels_last) {
+          if (f_.channels_last && first_) {
+            row = unit_row_pairs(lane, j, b);
+            chunk = lane / 8;
+            at = lane / 4 % 2 * 2 + half;
+            value = sum[part][n * weight_rows + m];
+          } else if (f_.channels_last) {
             int const per_parity = f_.vector() / 2;
             int const parity = j / per_parity;
             row = unit_row_ndhwc(lane, part, half, parity / 2, parity % 2);
@@ -211,7 +223,11 @@ class Tile {
       int const i0 = index % inner;
       int const rest = index / inner;
       int c, oh, ow;
-      if (f_.channels_last) {
+      if (f_.channels_last && first_) {  // (C, H / 2, W / 2) of the warp's parity
+        c = cls_ * class_channels(f_.element) + i0;
+        ow = 2 * (w0_ + rest / kTileH) + warp_parity(warp, true);
+        oh = 2 * (h0_ + rest % kTileH) + warp_parity(warp, false);
+      } else if (f_.channels_last) {
         c = cls_ * class_channels(f_.element) + i0;
         ow = 2 * w0_ + 2 * (rest % 16) + rest / 64;
         oh = 2 * h0_ + 4 * warp + rest / 16 % 4;
@@ -230,6 +246,7 @@ class Tile {
 
   Problem p_;
   Form f_;
+  bool first_;  // the weights are A
   Slab slab_;
   int cls_, h0_, w0_;
 };
@@ -242,7 +259,14 @@ struct TileCase {
 TEST(Sm90Tile, EqualsTheDefinition) {
   for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
     for (bool last : {false, true}) {
+      auto ieee = [](Problem p) {
+        p.precision = CONVT3D_IEEE;
+        return p;
+      };
       TileCase const cases[] = {
+          {"reference, ieee", ieee(make(1, 32, 64, {3, 16, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last))},
+          {"two slabs, k4 and uneven, ieee",
+           ieee(make(2, 40, 24, {3, 9, 18}, {4, 3, 4}, {1, 1, 1}, {0, 0, 1}, dtype, last))},
           {"reference", make(1, 32, 64, {3, 16, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last)},
           {"k2, two slabs", make(1, 72, 24, {2, 9, 20}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, last)},
           {"k4 and uneven", make(1, 8, 16, {3, 9, 18}, {4, 3, 2}, {1, 2, 0}, {0, 1, 0}, dtype, last)},
@@ -437,6 +461,42 @@ TEST(Sm90Split, SampleTakesOneRegionOfEachGroup) {
   }
 }
 
+/// Blocks overlap only in rows that are zeros in both.
+TEST(Sm90Split, BlocksShareZerosAlone) {
+  for (int kernel : {2, 3, 4}) {
+    for (int padding : {0, 1, 2}) {
+      for (int along_w : {2, 3, 4}) {
+        Problem p = make(1, 32, 16, {3, 16, 16}, {3, kernel, along_w}, {1, padding, 1}, {0, 0, 0}, CONVT3D_F32, true);
+        p.precision = CONVT3D_IEEE;
+        BlockPlaces const places = block_places(p);
+        Window const h = window(kernel, padding);
+        Window const w = window(along_w, 1);
+        std::vector<int> owner(places.bytes / 128, -1);
+        auto each_row = [&](auto visit) {
+          for (int i = 0; i < h.count * w.count; ++i) {
+            for (int row = 0; row < 64; ++row) {
+              BlockRow const r = block_row(true, true, 4, 0, 0, row);
+              bool const live = is_live(r.parity[1], h.lo + i / w.count, kernel, padding) &&
+                                is_live(r.parity[2], w.lo + i % w.count, along_w, 1);
+              visit(i, owner.at(places.at[i] / 128 + row), live);
+            }
+          }
+        };
+        each_row([](int block, int& of, bool live) {
+          if (!live) return;
+          EXPECT_EQ(of, -1);
+          of = block;
+        });
+        each_row([](int block, int of, bool live) { EXPECT_EQ(of, live ? block : -1); });
+        for (int i = 0; i < h.count * w.count; ++i) EXPECT_EQ(places.at[i] % 1024, 0);
+        if (kernel == 3 && padding == 1 && along_w == 3) {
+          EXPECT_EQ(places.bytes, 4 * kWeightBlockBytes * 14 / 16);
+        }
+      }
+    }
+  }
+}
+
 /// wgmma reads row r, channel k of the hi parts at byte 2 k of a row of 128, of the lo parts 64 bytes on.
 TEST(Sm90Split, PartsLieWhereWgmmaReadsThem) {
   for (int row = 0; row < 170; ++row) {
@@ -446,7 +506,6 @@ TEST(Sm90Split, PartsLieWhereWgmmaReadsThem) {
       int const slab = split_slab_offset(row, k / 4) + k % 4 * 2;
       EXPECT_EQ(slab, hi);
       EXPECT_EQ(slab ^ kLowPart, lo);
-      EXPECT_EQ(split_slab_group(split_slab_offset(row, k / 4)), k / 4);
       if (row < 64) {
         EXPECT_EQ(split_weight_offset(row, k), hi);
       }

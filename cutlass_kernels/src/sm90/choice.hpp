@@ -40,7 +40,8 @@ inline bool takes_resident(Problem const& p, int multiprocessors) {
   int64_t extent = 0;
   for (int axis = 0; axis < 5; ++axis) extent += x_size[axis] == 1 ? 0 : reach[axis] * p.x_stride[axis];
   if (extent >= (int64_t{1} << 31)) return false;
-  if ((!f.channels_last && out[1] < 4) || out[2] < 2) return false;
+  int const rows = !f.channels_last ? 4 : weights_first(p) ? 2 : 1;  // each residue has a tensor map
+  if (out[1] < rows || out[2] < 2) return false;
   if (!copyable(p, p.y_stride, p.y_alignment)) return false;
   Size5 const add = effective_add_stride(p);
   bool const per_channel = add[2] == 0 && add[3] == 0 && add[4] == 0;

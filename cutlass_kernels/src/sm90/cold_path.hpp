@@ -81,7 +81,7 @@ struct NanList {
   CUTLASS_DEVICE explicit NanList(KernelParams const& params) {
     extern __shared__ unsigned char dynamic_smem[];
     words = reinterpret_cast<int32_t*>(dynamic_smem);
-    room = params.mainloop.weight_blocks * kWeightBlockBytes / 4 - 1;
+    room = params.mainloop.weight_bytes / 4 - 1;
   }
   CUTLASS_DEVICE static void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 };

@@ -50,23 +50,23 @@ template <class T, bool kChannelsLast, class Tail>
 struct CollectiveEpilogue {
   using Params = EpilogueParams;
   static constexpr int kVector = Element<T>::kVector;
-  static constexpr int kParts = kChannelsLast || sizeof(T) == 2 ? 2 : 1;  // wgmmas of a tile: halves of M
-  static constexpr int kRegisters = kChannelsLast ? 2 * class_channels(sizeof(T)) : 64;  // accumulators of each
-  using Accumulators = float[kSumsOf<T, kChannelsLast> * kParts][kRegisters];  // the first kParts rows hold the results
+  static constexpr bool kPairs = kChannelsLast && !kPositionsFirst<T, kChannelsLast>;  // accumulators of two channels
+  static constexpr int kParts = Multiply<T, kChannelsLast>::kParts;                    // wgmmas of a tile: halves of M
+  using Accumulators = typename Multiply<T, kChannelsLast>::Accumulators;  // the first kParts rows hold the results
   static constexpr int kRowBytes = kChannelsLast || sizeof(T) == 2 ? 64 : 128;
   static constexpr int kMaps = kChannelsLast ? 2 : 4;  // where they are not merged
   /// Reads of a unit before the arithmetic: as many as registers allow beside the accumulators.
   static constexpr int kBatch = sizeof(T) == 4 ? (Tail::kLarge ? 4 : 8) : (Tail::kLarge ? 1 : 4);
   /// Channels whose bias a thread holds.
-  static constexpr int kChannels = kChannelsLast ? kVector : kParts;
+  static constexpr int kChannels = kPairs ? 2 : kChannelsLast ? kVector : kParts;
   static constexpr int kChannelStep = kChannelsLast ? 1 : 4;
 
   CUTLASS_DEVICE static float value(void const* tensor, int64_t at) {
     return Element<T>::to_float(static_cast<T const*>(tensor)[at]);
   }
 
-  /// Where a unit lies in y: its first output. NCDHW: a is W, b is H / 4. NDHWC: a is W / 2, b is H. When streaming,
-  /// also the tensor map of each of its copies.
+  /// Where a unit lies in y: its first output. NCDHW: a is W, b is H / 4. NDHWC: a is W / 2, b is H, or H / 2 with the
+  /// weights as A. Then, and when streaming, also the tensor map of each of its copies.
   struct alignas(16) UnitBox {
     int32_t a, b, c, d, n, store, map[2];
   };
@@ -141,7 +141,9 @@ struct CollectiveEpilogue {
     constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     using Copy = cute::SM90_TMA_LOAD_5D;
     full.arrive_and_expect_tx(kUnitBytes);
-    if (p.add_merged) {
+    if constexpr (kPairs) {
+      Copy::copy(&p.add_map[box.map[0]], barrier, kHint, unit, box.c, box.b, box.a, box.d, box.n);
+    } else if (p.add_merged) {
       if constexpr (kChannelsLast) {
         Copy::copy(&p.add_map[0], barrier, kHint, unit, box.c, box.a, box.b, box.n * p.out_depth + box.d, 0);
       } else {
@@ -161,7 +163,9 @@ struct CollectiveEpilogue {
 
   CUTLASS_DEVICE static void store_unit(Params const& p, unsigned char* unit, UnitBox const& box) {
     using Copy = cute::SM90_TMA_STORE_5D;
-    if (p.y_merged) {
+    if constexpr (kPairs) {
+      Copy::copy(&p.y_map[box.map[0]], unit, box.c, box.b, box.a, box.d, box.n);
+    } else if (p.y_merged) {
       if constexpr (kChannelsLast) {
         Copy::copy(&p.y_map[0], unit, box.c, box.a, box.b, box.n * p.out_depth + box.d, 0);
       } else {
@@ -196,7 +200,8 @@ struct CollectiveEpilogue {
           int const warp = unit % kUnitsPerGroup;
           if constexpr (kChannelsLast) {
             box.a = run.w * kTileW;
-            box.b = run.h * 2 * kTileH + 4 * warp;
+            box.b = kPairs ? run.h * kTileH : run.h * 2 * kTileH + 4 * warp;
+            box.map[0] = warp;  // its parity
             box.c = cls * class_channels(sizeof(T));
           } else {
             box.a = run.w * 2 * kTileW;
@@ -251,7 +256,9 @@ struct CollectiveEpilogue {
 
   /// The channel of a thread's first bias value; the `i`-th is kChannelStep * i further.
   CUTLASS_DEVICE static int first_channel(int cls, int warp, int lane) {
-    if constexpr (kChannelsLast) {
+    if constexpr (kPairs) {
+      return cls * class_channels(sizeof(T)) + lane / 4 * 2;
+    } else if constexpr (kChannelsLast) {
       return cls * class_channels(sizeof(T)) + lane % 4 * kVector;
     } else {
       return block_row_ncdhw(sizeof(T), cls, 0, warp % 4 * 16 + lane / 4).channel;
@@ -293,7 +300,9 @@ struct CollectiveEpilogue {
                                     Accumulators const& acc) {
     wait_full(shared, slot);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
-    if constexpr (kChannelsLast) {
+    if constexpr (kPairs) {
+      update_pairs(p, unit, lane, bias, flat, acc);
+    } else if constexpr (kChannelsLast) {
       update_ndhwc(p, unit, lane, bias, flat, acc);
     } else {
       update_ncdhw(p, unit, lane, bias, flat, acc);
@@ -366,6 +375,37 @@ struct CollectiveEpilogue {
           f[c] = tail(p, acc[(first + i) / 8][4 * j + 2 * half + c % 2] + bias[c], f[c]);
         }
         store_shared(base + row_of(first + i) * kRowBytes, Element<T>::pack(f));
+      }
+    }
+  }
+
+  /// Two neighbouring channels of one output after the other.
+  CUTLASS_DEVICE static void update_pairs(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
+                                          FlatAdd const& flat, Accumulators const& acc) {
+    static_assert(kRowBytes == 64);
+    constexpr int kPairBatch = 2 * kBatch;
+    // Rows of even and of odd H positions share no bank, so lanes of odd columns take their odd row first. The swizzle
+    // XORs the chunk with half the row's number, of which lane % 4 alone counts.
+    bool const swap = lane % 2 != 0;
+    uint32_t const even =
+        unit + unit_row_pairs(lane, 0, 0) * kRowBytes + ((lane / 8 ^ lane % 4) << 4) + lane / 4 % 2 * 8;
+    uint32_t const base[2] = {swap ? even + kRowBytes : even, swap ? even : even + kRowBytes};
+    auto address = [&](int index) { return base[index % 2] + unit_row_pairs(0, index / 2, 0) * kRowBytes; };
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < 2 * kTileW; first += kPairBatch) {  // W position, row
+      uint2 v[kPairBatch];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kPairBatch; ++i) {
+        v[i] = p.add_mode == AddMode::kTile ? load_shared_pair(address(first + i))
+                                            : make_uint2(flat.word[0], flat.word[1]);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kPairBatch; ++i) {
+        int const at = (first + i) / 2 * 4 + i % 2;
+        int const other = at ^ 1;
+        float const low = tail(p, (swap ? acc[0][other] : acc[0][at]) + bias[0], __uint_as_float(v[i].x));
+        float const high = tail(p, (swap ? acc[0][other + 2] : acc[0][at + 2]) + bias[1], __uint_as_float(v[i].y));
+        store_shared(address(first + i), make_uint2(__float_as_uint(low), __float_as_uint(high)));
       }
     }
   }

@@ -42,12 +42,12 @@ struct CollectiveMainloop {
 
   /// One thread: brings the class's weight image into shared memory.
   CUTLASS_DEVICE static void load_weights(Params const& p, SharedStorage& shared, unsigned char* smem, int cls) {
-    int const bytes = p.weight_blocks * kWeightBlockBytes;
+    int const bytes = p.weight_bytes;
     unsigned char const* image = p.weights + static_cast<int64_t>(cls) * bytes;
     shared.weights.arrive_and_expect_tx(bytes);
-    for (int i = 0; i < p.weight_blocks; ++i) {
-      cute::SM90_BULK_COPY_G2S::copy(image + i * kWeightBlockBytes, reinterpret_cast<uint64_t*>(&shared.weights),
-                                     smem + i * kWeightBlockBytes, kWeightBlockBytes);
+    for (int at = 0; at < bytes; at += kWeightBlockBytes) {
+      cute::SM90_BULK_COPY_G2S::copy(image + at, reinterpret_cast<uint64_t*>(&shared.weights), smem + at,
+                                     min(kWeightBlockBytes, bytes - at));
     }
   }
 
@@ -159,7 +159,7 @@ struct CollectiveMainloop {
       // further slab.
       int c = 0;
       auto next_slab = [&] {
-        weights += p.offsets * (kWeightBlockBytes >> 4);
+        weights += static_cast<uint32_t>(p.block_step);
         if (++c < p.slabs) return;
         c = 0;
         if (s == 0) next = stage;
@@ -169,11 +169,13 @@ struct CollectiveMainloop {
         uint64_t slab = begin();
         int at_once = first ? p.offsets : 0;
         for (int i = 0; i < at_once; ++i) {
-          Mma::high(weights + i * (kWeightBlockBytes >> 4), slab + static_cast<uint32_t>(p.operand_offset[i]), acc, 0);
+          Mma::high(weights + static_cast<uint32_t>(p.block_units[i]),
+                    slab + static_cast<uint32_t>(p.operand_offset[i]), acc, 0);
         }
         for (int again = first && (c + 1 < p.slabs || s < program.last_live) ? 1 : 0; again >= 0; --again) {
           for (int i = 0; i < p.offsets; ++i) {
-            Mma::low(weights + i * (kWeightBlockBytes >> 4), slab + static_cast<uint32_t>(p.operand_offset[i]), acc);
+            Mma::low(weights + static_cast<uint32_t>(p.block_units[i]),
+                     slab + static_cast<uint32_t>(p.operand_offset[i]), acc);
           }
           count_tiny();
           if (again == 0) break;
@@ -189,8 +191,8 @@ struct CollectiveMainloop {
         fence(acc);
         cute::warpgroup_arrive();
         for (int i = at_once; i < p.offsets; ++i) {
-          Mma::high(weights + i * (kWeightBlockBytes >> 4), slab + static_cast<uint32_t>(p.operand_offset[i]), acc,
-                    Mma::kParts);
+          Mma::high(weights + static_cast<uint32_t>(p.block_units[i]),
+                    slab + static_cast<uint32_t>(p.operand_offset[i]), acc, Mma::kParts);
         }
         end();
         next_slab();

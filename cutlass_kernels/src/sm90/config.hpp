@@ -25,14 +25,9 @@ struct Config {
   int ring;        // units; less than kSmallestRing where the problem does not fit
 };
 
-/// Where the loader keeps its items in ieee mode.
-constexpr size_t kItemTableBytes = 10240;
-
-constexpr size_t item_table_bytes(Problem const& p) { return uses_split(p) ? kItemTableBytes : 0; }
-
 constexpr size_t shared_bytes(Problem const& p, int stages, int ring) {
-  return kAlignmentBytes + item_table_bytes(p) + class_blocks(p) * kWeightBlockBytes + kBarrierBytes +
-         static_cast<size_t>(stages) * slab(p).bytes + static_cast<size_t>(ring) * kUnitBytes;
+  return kAlignmentBytes + class_weight_bytes(p) + kBarrierBytes + static_cast<size_t>(stages) * slab(p).bytes +
+         static_cast<size_t>(ring) * kUnitBytes;
 }
 
 /// Units that fit beside `stages`.
@@ -88,7 +83,7 @@ constexpr Workspace workspace_layout(Problem const& p, Config const& c) {
   w.counters = place(classes * 4);
   w.suspects = place(kPrepareCtas * 4);
   w.owners = place(classes * static_cast<size_t>(tiling(p, c.run_length).runs) * 4);
-  w.weights = place(blocks * kWeightBlockBytes);
+  w.weights = place(classes * class_weight_bytes(p));
   w.scans = place(split ? sizeof(ScanResult) * kScanCtas : 0);
   w.weight_results = place(split ? blocks * 4 : 0);
   w.weight_exponents = place(split ? classes * 4 : 0);

@@ -6,11 +6,17 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "convt3d/numerics.hpp"
 #include "cutlass/cutlass.h"
 #include "sm90/split.hpp"
 
 namespace convt3d::sm90 {
+
+/// Whether the positions are wgmma's A (geometry.hpp: weights_first).
+template <class T, bool kChannelsLast>
+constexpr bool kPositionsFirst = kChannelsLast && !std::is_same_v<T, SplitFloat>;
 
 /// Magnitudes from these bits on may make a sum non-finite, or are: a CTA that meets one takes the cold path. For
 /// fp32 and bf16, 2^60; products of fp16 values never come near the end of fp32's range, only inf and nan count.
@@ -131,6 +137,12 @@ CUTLASS_DEVICE uint4 load_shared(uint32_t address) {
   return v;
 }
 
+CUTLASS_DEVICE uint2 load_shared_pair(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
 CUTLASS_DEVICE void store_shared(uint32_t address, uint4 const& v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
@@ -188,7 +200,6 @@ struct Extremes<float> {
 template <class T>
 struct Operands {
   CUTLASS_DEVICE static int slab_offset(int row, int group) { return sm90::slab_offset(row, group); }
-  CUTLASS_DEVICE static int slab_group(int offset) { return sm90::slab_group(offset); }
 
   template <bool kAnyValue>
   CUTLASS_DEVICE static uint32_t word(uint32_t bits) {
@@ -248,7 +259,6 @@ struct Extremes<SplitFloat> {
 template <>
 struct Operands<SplitFloat> {
   CUTLASS_DEVICE static int slab_offset(int row, int group) { return split_slab_offset(row, group); }
-  CUTLASS_DEVICE static int slab_group(int offset) { return split_slab_group(offset); }
 
   /// Two neighbouring channels: hi parts, and lo parts. `kAnyValue`: nan in place of tiny values.
   template <bool kAnyValue>

@@ -57,6 +57,30 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
   return true;
 }
 
+/// NDHWC with the weights as A: a map over (C, H / 2, W / 2, D, N) for each warp's (H, W) parity.
+bool encode_parities(CUtensorMap* maps, Problem const& p, void const* base, int64_t const* stride) {
+  Size5 const shape = y_shape(p);
+  auto size = [](int64_t v) { return static_cast<cuuint64_t>(v); };
+  // The stride of a dimension of size 1 is never used, but must be valid.
+  auto bytes = [&](int64_t factor, int axis) { return size(shape[axis] == 1 ? 16 : factor * stride[axis] * 4); };
+  cuuint32_t const step[5] = {1, 1, 1, 1, 1};
+  cuuint32_t const box[5] = {static_cast<cuuint32_t>(class_channels(4)), kTileH, kTileW, 1, 1};
+  for (int m = 0; m < 4; ++m) {
+    int const h = warp_parity(m, false);
+    int const w = warp_parity(m, true);
+    cuuint64_t const dims[5] = {size(shape[1]), size((shape[3] - h + 1) / 2), size((shape[4] - w + 1) / 2),
+                                size(shape[2]), size(shape[0])};
+    cuuint64_t const strides[4] = {bytes(2, 3), bytes(2, 4), bytes(1, 2), bytes(1, 0)};
+    auto const* first = static_cast<float const*>(base) + h * stride[3] + w * stride[4];
+    if (!encode_tensor_map(&maps[m], kMapTypes[p.dtype], 5, const_cast<float*>(first), dims, strides, box, step,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 void fill_x(MainloopParams& m, Problem const& p, convt3d_tensors const& t, Slab const& s, int rows, int tiles_w,
@@ -95,6 +119,7 @@ void fill_x(MainloopParams& m, Problem const& p, convt3d_tensors const& t, Slab 
   }
   m.fetch_lo = lo < 0 ? -ceil_div(-lo, unit) * unit : lo / unit * unit;
   m.fetch_count = end > m.fetch_lo ? ceil_div(end - m.fetch_lo, unit) : 1;
+  m.item_rows = kLoaderWarps * 32 / (m.groups * m.fetch_count);
   m.stages = stages;
   m.divide_fastest = cutlass::FastDivmod(f.channels_last ? m.groups : m.fetch_count);
   m.divide_second = cutlass::FastDivmod(f.channels_last ? m.fetch_count : m.rows);
@@ -151,7 +176,7 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   auto* workspace = static_cast<unsigned char*>(t.workspace);
 
   MainloopParams& m = k.mainloop;
-  fill_x(m, p, t, s, f.channels_last ? s.columns : s.pitch, tiles.tiles_w, c.stages);
+  fill_x(m, p, t, s, weights_first(p) ? s.pitch : s.columns, tiles.tiles_w, c.stages);
   m.keep = c.keep;
   for (int axis = 0; axis < 3; ++axis) {
     w.window_lo[axis] = m.window_lo[axis];
@@ -160,15 +185,18 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   }
   m.depth_count = window(p.kernel[0], p.padding[0]).count;
   m.weights = workspace + layout.weights;
-  m.weight_blocks = blocks;
+  m.weight_bytes = class_weight_bytes(p);
   int const offsets_w = window(p.kernel[2], p.padding[2]).count;
   m.offsets = window(p.kernel[1], p.padding[1]).count * offsets_w;
   for (int i = 0; i < m.offsets; ++i) m.operand_offset[i] = operand_offset(p, i / offsets_w, i % offsets_w);
+  BlockPlaces const places = block_places(p);
+  for (int i = 0; i < m.offsets; ++i) m.block_units[i] = places.at[i] / 16;
+  m.block_step = places.bytes / 16;
   int first = 0;
   for (int group = 0; group < kGroups; ++group) {
     w.program[group] = group_program(p, group);
     DeviceProgram& d = m.program[group];
-    d.first_block = first;
+    d.first_byte = image_offset(places, m.offsets, first);
     d.last_live = -1;
     for (int s = 0; s < m.depth_count; ++s) {
       d.live[s] = slice_live(p, group, s);
@@ -179,12 +207,13 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
 
   EpilogueParams& e = k.epilogue;
   fill_epilogue(e, p, t, c.ring);
-  e.y_merged = can_merge(p, p.y_stride);
-  if (!encode_units(e.y_map, p, t.y, p.y_stride, e.y_merged)) return false;
-  if (e.add_mode == AddMode::kTile) {
-    e.add_merged = can_merge(p, p.add_stride);
-    if (!encode_units(e.add_map, p, t.add, p.add_stride, e.add_merged)) return false;
-  }
+  auto encode = [&](CUtensorMap* maps, int32_t& merged, void const* base, int64_t const* stride) {
+    if (f.channels_last && weights_first(p)) return encode_parities(maps, p, base, stride);
+    merged = can_merge(p, stride);
+    return encode_units(maps, p, base, stride, merged);
+  };
+  if (!encode(e.y_map, e.y_merged, t.y, p.y_stride)) return false;
+  if (e.add_mode == AddMode::kTile && !encode(e.add_map, e.add_merged, t.add, p.add_stride)) return false;
 
   SchedulerParams& sp = k.scheduler;
   sp.counters = reinterpret_cast<int32_t*>(workspace + layout.counters);
@@ -206,8 +235,12 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   w.weight = t.weight;
   w.out_channels = static_cast<int>(p.out_channels);
   w.channels_last = f.channels_last;
+  w.weights_first = weights_first(p);
   w.classes = sp.classes;
   w.blocks = blocks;
+  w.places = places;
+  w.offsets = m.offsets;
+  w.class_bytes = m.weight_bytes;
   w.image = workspace + layout.weights;
   w.counters = sp.counters;
   w.owners = sp.owners;

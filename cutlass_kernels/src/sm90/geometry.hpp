@@ -34,6 +34,13 @@ constexpr Form form(Problem const& p) {
   return {p.out_channels > 1 && p.y_stride[1] == 1 && p.y_stride[4] != 1, element_bytes(p)};
 }
 
+/// Whether wgmma's A is the weights and its B the positions. With 128 positions as B, an instruction reads its operands
+/// at three quarters of shared memory's rate; 64 positions as A by 64 weight rows take all of it, which NDHWC affords
+/// where products are few: not in ieee mode.
+constexpr bool weights_first(Problem const& p) {
+  return !form(p).channels_last || (p.dtype == CONVT3D_F32 && !uses_tf32(p));
+}
+
 struct Window {
   int lo;
   int count;
@@ -100,8 +107,23 @@ CONVT3D_HOST_DEVICE constexpr BlockRow block_row_ndhwc(int element, int cls, int
           {group, parity / 2, parity % 2}};
 }
 
-CONVT3D_HOST_DEVICE constexpr BlockRow block_row(bool channels_last, int element, int cls, int group, int row) {
-  return channels_last ? block_row_ndhwc(element, cls, group, row) : block_row_ncdhw(element, cls, group, row);
+/// NDHWC with the weights as A, as in ieee mode: a warp has one (H, W) parity, (0, 1), (1, 1), (1, 0) and (0, 0) in
+/// turn, and the rows that meet in a thread are neighbouring channels.
+CONVT3D_HOST_DEVICE constexpr int warp_parity(int warp, bool along_w) {
+  return (along_w ? warp < 2 : warp % 3 != 0) ? 1 : 0;
+}
+
+CONVT3D_HOST_DEVICE constexpr BlockRow block_row_pairs(int cls, int group, int row) {
+  int const warp = row / 16;
+  return {cls * class_channels(4) + row % 8 * 2 + row / 8 % 2,
+          {group, warp_parity(warp, false), warp_parity(warp, true)}};
+}
+
+CONVT3D_HOST_DEVICE constexpr BlockRow block_row(bool channels_last, bool weights_first, int element, int cls,
+                                                 int group, int row) {
+  return !channels_last  ? block_row_ncdhw(element, cls, group, row)
+         : weights_first ? block_row_pairs(cls, group, row)
+                         : block_row_ndhwc(element, cls, group, row);
 }
 
 /// Bytes from the start of a weight block's image to row `row`, input channel `k` of 32: rows of 128 bytes with the
@@ -162,10 +184,52 @@ constexpr GroupProgram group_program(Problem const& p, int group) {
 /// Weight blocks of a class, of both groups.
 constexpr int class_blocks(Problem const& p) { return group_program(p, 0).count() + group_program(p, 1).count(); }
 
+/// Where the blocks of one slice and channel block lie. With the rows of a parity together (block_row_pairs), a block
+/// begins in the zeros that the one before it ends with, as far as it begins with zeros itself: one warp's rows in 14
+/// of 16 blocks' room for k = 3.
+struct BlockPlaces {
+  int at[kMaxOffsets];  // bytes, by (H, W) offset
+  int bytes;
+};
+
+constexpr BlockPlaces block_places(Problem const& p) {
+  constexpr int kWarpBytes = kWeightBlockBytes / 4;
+  Window const h = window(p.kernel[1], p.padding[1]);
+  Window const w = window(p.kernel[2], p.padding[2]);
+  auto live = [&](int offset, int warp) {
+    return is_live(warp_parity(warp, false), h.lo + offset / w.count, p.kernel[1], p.padding[1]) &&
+           is_live(warp_parity(warp, true), w.lo + offset % w.count, p.kernel[2], p.padding[2]);
+  };
+  BlockPlaces places{};
+  for (int i = 0; i < h.count * w.count && i < kMaxOffsets; ++i) {
+    int shared = 0;  // warps
+    bool zeros = i > 0 && form(p).channels_last && weights_first(p);
+    for (int warps = 1; warps < 4 && zeros; ++warps) {
+      zeros = !live(i, warps - 1);
+      bool fits = zeros;
+      for (int last = 1; last <= warps; ++last) fits = fits && !live(i - 1, 4 - last);
+      if (fits) shared = warps;
+    }
+    places.at[i] = places.bytes - shared * kWarpBytes;
+    places.bytes = places.at[i] + kWeightBlockBytes;
+  }
+  return places;
+}
+
+/// Bytes of a class's weights, and where its block `block` begins in them.
+constexpr int class_weight_bytes(Problem const& p) {
+  GroupProgram const program = group_program(p, 0);
+  return class_blocks(p) / (program.height * program.width) * block_places(p).bytes;
+}
+
+CONVT3D_HOST_DEVICE constexpr int image_offset(BlockPlaces const& places, int offsets, int block) {
+  return block / offsets * places.bytes + places.at[block % offsets];
+}
+
 /// Shared-memory image of x for one D plane and the channels that fill 128 bytes (32 of fp32, 64 of 16-bit types): rows
 /// of 128 bytes with the 128-byte swizzle. A stage holds one slab; a plane with more channels is several in a row. The
-/// eight rows of a core matrix are neighbours along H for NCDHW (then a thread's accumulators are whole output rows),
-/// along W for NDHWC (then they are whole channel runs).
+/// eight rows of a core matrix are neighbours along H where the weights are A (for NCDHW a thread's accumulators are
+/// then whole output rows), otherwise along W (then they are whole channel runs).
 struct Slab {
   int pitch;    // positions along the fast axis, with halo
   int columns;  // positions along the other
@@ -175,12 +239,17 @@ struct Slab {
 constexpr Slab slab(Problem const& p) {
   int const h = kTileH + window(p.kernel[1], p.padding[1]).count - 1;
   int const w = kTileW + window(p.kernel[2], p.padding[2]).count - 1;
-  bool const last = form(p).channels_last;
-  return {last ? w : h, last ? h : w, ceil_div((h * w + 1) * 128, 1024) * 1024};
+  bool const first = weights_first(p);
+  return {first ? h : w, first ? w : h, ceil_div((h * w + 1) * 128, 1024) * 1024};
 }
 
 /// Slabs of one D plane.
 constexpr int slab_count(Problem const& p) { return ceil_div(p.in_channels * element_bytes(p), 128); }
+
+constexpr int kSlabRowBytes = 128;
+
+/// The 128-byte swizzle.
+CONVT3D_HOST_DEVICE constexpr uint32_t swizzled_slab(uint32_t address) { return address ^ (address >> 3 & 0x70u); }
 
 /// Bytes from the start of a slab to where its row `row` has vector `group` of 8.
 CONVT3D_HOST_DEVICE constexpr int slab_offset(int row, int group) { return row * 128 + (((group ^ row) & 7) << 4); }
@@ -192,7 +261,7 @@ CONVT3D_HOST_DEVICE constexpr int slab_group(int offset) { return (offset >> 4 ^
 /// second 32 channels of a row of 16-bit types are 64 bytes further.
 constexpr int operand_offset(Problem const& p, int h, int w) {
   int const pitch = slab(p).pitch;
-  return (form(p).channels_last ? h * pitch + w : w * pitch + h) * (128 / 16);
+  return (weights_first(p) ? w * pitch + h : h * pitch + w) * (128 / 16);
 }
 
 // Ring units: what one warp computes of a tile, 8 KB. In shared memory a unit is rows of 64 or 128 bytes, ordered so
@@ -212,6 +281,10 @@ CONVT3D_HOST_DEVICE constexpr int unit_row_ncdhw(int element, int lane, int b, i
 CONVT3D_HOST_DEVICE constexpr int unit_row_ndhwc(int lane, int part, int half, int ph, int pw) {
   return pw * 64 + (2 * half + ph) * 16 + part * 8 + lane / 4;
 }
+
+/// NDHWC with the weights as A: the class's channels of the positions' outputs of one parity, rows of channels, ordered
+/// (ow / 2, oh / 2). The row of W position `w` and H position 2 (lane % 4) + b.
+CONVT3D_HOST_DEVICE constexpr int unit_row_pairs(int lane, int w, int b) { return w * kTileH + lane % 4 * 2 + b; }
 
 /// Tiles: `pairs` output pairs per axis, cut into (depth runs, H tiles, W tiles) per sample.
 struct Tiling {

@@ -52,11 +52,10 @@ struct Kernel {
     // Tiles first, since they want 1024-byte alignment: weights, x stages, ring, then the barriers.
     unsigned char* smem = dynamic_smem + ((1024 - (cute::cast_smem_ptr_to_uint(dynamic_smem) & 1023)) & 1023);
     unsigned char* weights = smem;
-    unsigned char* stages = weights + params.mainloop.weight_blocks * kWeightBlockBytes;
+    unsigned char* stages = weights + params.mainloop.weight_bytes;
     int const stage_bytes = params.mainloop.stage_bytes * params.mainloop.stages;
     unsigned char* ring = stages + stage_bytes;
-    unsigned char* item_table = ring + params.epilogue.ring * kUnitBytes;
-    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(item_table + (kSplit ? kItemTableBytes : 0));
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ring + params.epilogue.ring * kUnitBytes);
 
     int const thread = threadIdx.x;
     int const warp = cutlass::canonical_warp_idx_sync();
@@ -108,8 +107,8 @@ struct Kernel {
       cutlass::arch::warpgroup_reg_alloc<kLoaderRegisters>();
       auto flag = [&] { *static_cast<int32_t volatile*>(&shared.suspect) = 1; };
       Mainloop::Loader::load(params.mainloop, params.scheduler, shared.mainloop.full, shared.mainloop.empty,
-                             shared.mainloop.tiny, shared.scheduler, stages, item_table, shared.x_scale,
-                             thread - kGroups * 128, flag);
+                             shared.mainloop.tiny, shared.scheduler, stages, shared.x_scale, thread - kGroups * 128,
+                             flag);
       __syncwarp();
       if (cutlass::canonical_lane_idx() == 0) shared.epilogue.stored.arrive();
     } else {
@@ -137,7 +136,7 @@ struct Kernel {
     };
     if (!kSplit) load_bias();
 
-    uint64_t const weight_base = Mainloop::weights_descriptor(weights + program.first_block * kWeightBlockBytes);
+    uint64_t const weight_base = Mainloop::weights_descriptor(weights + program.first_byte);
     uint64_t const x_base = Mainloop::positions_descriptor(m, stages);
 
     TileScheduler::Consumer scheduler{shared.scheduler, {}};
@@ -161,7 +160,7 @@ struct Kernel {
             Mainloop::mma(m, program, shared.mainloop, weight_base, x_base, stage, keep, lane, acc, tiny);
         if constexpr (kSplit) {
           tiny = __shfl_sync(0xffffffffu, tiny, 0);
-          bool const nan = shared.result_scale.template apply<kChannelsLast>(acc, tiny);
+          bool const nan = shared.result_scale.apply(acc, tiny);
           if (__any_sync(0xffffffffu, nan) && lane == 0) {
             shared.suspect_planes.add(RunPlane::number(params.scheduler, number, kGroups * tile + group));
           }

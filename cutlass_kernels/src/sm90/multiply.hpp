@@ -13,21 +13,19 @@ namespace convt3d::sm90 {
 
 namespace mma_atom {
 using cute::SM90::GMMA::Major;
-template <class T, bool kChannelsLast>
+template <class T, bool kPositionsFirst>
 struct Of;
-// NCDHW: 64 weight rows by 128 positions. NDHWC: 64 positions by all weight rows.
+// The weights as A: 64 weight rows by 128 positions. The positions as A: 64 of them by all weight rows.
 template <>
 struct Of<float, false> : cute::SM90::GMMA::MMA_64x128x8_F32TF32TF32_SS_TN<> {};
 template <>
 struct Of<float, true> : cute::SM90::GMMA::MMA_64x64x8_F32TF32TF32_SS_TN<> {};
 template <>
 struct Of<SplitFloat, false> : cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, Major::K> {};
-template <>
-struct Of<SplitFloat, true> : cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, Major::K> {};
-template <bool kChannelsLast>
-struct Of<__half, kChannelsLast> : cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, Major::K> {};
-template <bool kChannelsLast>
-struct Of<__nv_bfloat16, kChannelsLast> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::K, Major::K> {};
+template <bool kPositionsFirst>
+struct Of<__half, kPositionsFirst> : cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, Major::K> {};
+template <bool kPositionsFirst>
+struct Of<__nv_bfloat16, kPositionsFirst> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::K, Major::K> {};
 }  // namespace mma_atom
 
 /// Sums of products. SplitFloat's hi hi go into one, its hi lo and lo hi, which count 2^-11 of it, into another. In
@@ -41,16 +39,17 @@ constexpr float kLowScale = 1.0f / (1 << kSplitShift);
 
 template <class T, bool kChannelsLast>
 struct Multiply {
-  using Atom = mma_atom::Of<T, kChannelsLast>;
-  static constexpr int kParts = kChannelsLast || sizeof(T) == 2 ? 2 : 1;
-  static constexpr int kRegisters = kChannelsLast ? 2 * class_channels(sizeof(T)) : 64;  // of a part
-  static constexpr int kHalves = 4 / sizeof(T);  // blocks of 32 channels in a slab
+  static constexpr bool kSwapped = kPositionsFirst<T, kChannelsLast>;
+  using Atom = mma_atom::Of<T, kSwapped>;
+  static constexpr int kParts = kSwapped || sizeof(T) == 2 ? 2 : 1;
+  static constexpr int kRegisters = kSwapped ? 2 * class_channels(sizeof(T)) : 64;  // of a part
+  static constexpr int kHalves = 4 / sizeof(T);                                     // blocks of 32 channels in a slab
   static constexpr int kRows = kSumsOf<T, kChannelsLast> * kParts;
   using Accumulators = float[kRows][kRegisters];  // sum after sum, each of all parts
 
   // In descriptor units of 16 bytes: from one part to the next (weight rows, or positions along W), from step to step.
-  static constexpr int kWeightsPart = kChannelsLast ? 0 : kWeightBlockBytes / 2 / 16;
-  static constexpr int kPositionsPart = kChannelsLast ? 8 * 128 / 16 : 0;
+  static constexpr int kWeightsPart = kSwapped ? 0 : kWeightBlockBytes / 2 / 16;
+  static constexpr int kPositionsPart = kSwapped ? 8 * 128 / 16 : 0;
   static constexpr int kStep = 2;             // 32 bytes along K
   static constexpr int kLow = kLowPart / 16;  // to the lo parts
 
@@ -93,7 +92,7 @@ struct Multiply {
       for (int part = 0; part < kParts; ++part) {
         uint64_t const w = weights + (part * kWeightsPart + k * kStep);
         uint64_t const x = positions + (part * kPositionsPart + k * kStep);
-        fma(kChannelsLast ? x : w, kChannelsLast ? w : x, acc[row + part], accumulate || k > 0,
+        fma(kSwapped ? x : w, kSwapped ? w : x, acc[row + part], accumulate || k > 0,
             std::make_index_sequence<kRegisters>{});
       }
     }
@@ -119,9 +118,9 @@ struct ResultScale<SplitFloat> {
 
   /// Adds the sum of small products to the other, in place. Results that tiny values may spoil become nan; x has `tiny`
   /// of them here. Whether one is nan.
-  template <bool kChannelsLast, int kRows, int kRegisters>
+  template <int kRows, int kRegisters>
   CUTLASS_DEVICE bool apply(float (&acc)[kRows][kRegisters], uint32_t tiny) const {
-    constexpr int kParts = kRows / kSumsOf<SplitFloat, kChannelsLast>;
+    constexpr int kParts = kRows / kSumsOf<SplitFloat, false>;
     float const volatile* const from = inverse;
     float const first = from[0];
     float const second = from[1];
@@ -132,7 +131,7 @@ struct ResultScale<SplitFloat> {
       sum = fmaf(acc[kParts + i / kRegisters][i % kRegisters], kLowScale, sum) * first;
       // A nan of x reaches every weight row, so one of them tells: register 4 j + 2 half + b is row lane / 4 + 8 half,
       // column 8 j + 2 (lane mod 4) + b.
-      if (kChannelsLast ? i % kRegisters < 4 && i % 2 == 0 : i % 4 < 2) nan = nan || sum != sum;
+      if (i % 4 < 2) nan = nan || sum != sum;
     }
     float least = *static_cast<float const volatile*>(&floor);
     if (tiny != 0 || least > 0.f) {

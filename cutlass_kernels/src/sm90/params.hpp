@@ -23,7 +23,7 @@ constexpr int kStoreWarps = 3;   // store finished units to y
 
 /// The blocks of one group, as the consumer reads them.
 struct DeviceProgram {
-  int32_t first_block;       // in the class's weight image
+  int32_t first_byte;        // in the class's weight image
   int32_t live[kMaxWindow];  // whether it multiplies a slice
   int32_t last_live;         // the last of these, -1 if none
 };
@@ -41,12 +41,17 @@ struct MainloopParams {
   // What the loader fetches of a slab: `groups` of 16 bytes of channels, every H row of the slab, and along W the
   // range [fetch_lo, fetch_lo + fetch_count) relative to the tile; in 16-byte vectors of W positions for NCDHW.
   int32_t groups, rows, fetch_lo, fetch_count;
+  // In ieee mode, where a slab is one chunk: a thread's items are those of one column and group, `item_rows` rows
+  // apart.
+  int32_t item_rows;
   int32_t stages;
   int32_t keep;  // the tiles of a run share planes: a plane stays until the last tile that reads it
   cutlass::FastDivmod divide_fastest, divide_second;  // of an item's index
   unsigned char const* weights;                       // prepared images, one per class
-  int32_t weight_blocks;                              // per class, of both groups
+  int32_t weight_bytes;                               // per class, of both groups
   int32_t offsets;                                    // (H, W) offsets
+  int32_t block_units[kMaxOffsets];                   // their blocks, and from one slice or channel block to the next,
+  int32_t block_step;                                 // in units of 16 bytes; in ieee mode
   int32_t operand_offset[kMaxOffsets];                // 16-byte units from the start of a slab
   DeviceProgram program[kGroups];
 };
@@ -61,7 +66,7 @@ enum class AddMode : int32_t {
 struct EpilogueParams {
   // Maps whose boxes are units. NCDHW: one over (W, H / 4, N C, D, H mod 4) where the tensor allows it (`merged`),
   // otherwise one over (W, H / 4, C, D, N) for each H mod 4. NDHWC: one over (C, W / 2, H, N D, W mod 2), or two
-  // over (C, W / 2, H, D, N).
+  // over (C, W / 2, H, D, N); with the weights as A, one over (C, H / 2, W / 2, D, N) for each (H, W) parity.
   CUtensorMap add_map[4];
   CUtensorMap y_map[4];
   int32_t add_merged, y_merged;

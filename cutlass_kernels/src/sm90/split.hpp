@@ -61,12 +61,12 @@ CONVT3D_HOST_DEVICE constexpr bool can_split(uint32_t bits, int k) {
 // of four channels is half of a 16-byte chunk of each.
 constexpr int kLowPart = 64;  // XOR from the address of a hi part to that of its lo part, swizzled or not
 
-CONVT3D_HOST_DEVICE constexpr int split_slab_offset(int row, int group) {
-  return slab_offset(row, group / 2) + group % 2 * 8;
-}
+/// Before the swizzle, from the start of a slab.
+CONVT3D_HOST_DEVICE constexpr int split_slab_address(int row, int group) { return row * kSlabRowBytes + group * 8; }
 
-/// The group at an address that split_slab_offset gave.
-CONVT3D_HOST_DEVICE constexpr int split_slab_group(int offset) { return slab_group(offset) * 2 + (offset >> 3 & 1); }
+CONVT3D_HOST_DEVICE constexpr int split_slab_offset(int row, int group) {
+  return static_cast<int>(swizzled_slab(static_cast<uint32_t>(split_slab_address(row, group))));
+}
 
 /// Of a weight block: the same rows.
 CONVT3D_HOST_DEVICE constexpr int split_weight_offset(int row, int k) {

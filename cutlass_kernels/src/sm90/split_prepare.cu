@@ -93,7 +93,9 @@ __device__ void write_block(WeightParams const& p, SplitParams const& s, int cls
   float const factor = __uint_as_float(power_of_two_bits(exponent));
 
   int tiny = 0;
-  unsigned char* const image = p.image + static_cast<int64_t>(cls * p.blocks + block) * kWeightBlockBytes;
+  // Rows that blocks share are zeros in both.
+  unsigned char* const image =
+      p.image + static_cast<int64_t>(cls) * p.class_bytes + image_offset(p.places, p.offsets, block);
 #pragma unroll
   for (int v = 0; v < kValues; ++v) {
     int const i = v * kThreads + static_cast<int>(threadIdx.x);

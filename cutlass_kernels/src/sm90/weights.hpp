@@ -19,7 +19,11 @@ struct WeightParams {
   int32_t taps_dense;  // those of neighbouring output channels are neighbours, in PyTorch's order
   int32_t kernel[3], padding[3], window_lo[3];
   int32_t channels_last;    // form of y
+  int32_t weights_first;    // they are wgmma's A
   int32_t classes, blocks;  // blocks per class
+  BlockPlaces places;
+  int32_t offsets;
+  int32_t class_bytes;
   unsigned char* image;
   int32_t* counters;
   int32_t* owners;
@@ -48,7 +52,7 @@ __device__ inline BlockPlace block_place(WeightParams const& p, int slot) {
 __device__ inline WeightPlace weight_place(WeightParams const& p, int element, int cls, BlockPlace const& at, int row,
                                            int k) {
   Block const& block = at.block;
-  BlockRow const target = block_row(p.channels_last, element, cls, at.group, row);
+  BlockRow const target = block_row(p.channels_last, p.weights_first, element, cls, at.group, row);
   int const in_channel = block.channel_block * 32 + k;
   WeightPlace place{target.channel < p.out_channels && in_channel < p.in_channels,
                     in_channel * p.weight_stride[0] + target.channel * p.weight_stride[1]};

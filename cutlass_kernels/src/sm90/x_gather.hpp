@@ -37,7 +37,7 @@ template <class T>
 struct SlabSource {
   T const* corner;
   int h, w;    // its coordinates, h of the slab's first row, w of the tile's first column
-  int height;  // of the plane; zero for planes outside the tensor
+  int height;  // end of the rows; zero for planes outside the tensor
   int groups;  // 16-byte groups of channels from the corner to the tensor's last channel
 };
 
@@ -48,7 +48,7 @@ struct TransposingGather {
   static constexpr int kReads = kVector;                     // 16-byte reads of a piece
   static constexpr int kFastItems = sizeof(T) == 4 ? 3 : 1;  // of a thread, where a slab is one chunk
   static constexpr int kItems = 1;                           // elsewhere
-  static constexpr bool kPacked = std::is_same_v<T, SplitFloat>;
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
 
   struct Piece {
     uint4 v[kReads];
@@ -60,17 +60,21 @@ struct TransposingGather {
     int32_t row;     // H row; far outside if there is no such item
     int16_t w;       // first W position relative to the tile
     int16_t group;   // of channels
-    // Where its W positions go: addresses for fp32 (SplitFloat: two in a word, in units of 8 bytes); for 16-bit types,
-    // which have eight, the first slab row, and the channel group above a bit for each position that the slab has.
-    uint32_t place[sizeof(T) == 4 && !kPacked ? 4 : 2];
+    // Where its W positions go: addresses for fp32. SplitFloat: the first one before the swizzle, and a bit for each
+    // position that the slab has. 16-bit types, which have eight: the first slab row, and these bits below the channel
+    // group.
+    uint32_t place[sizeof(T) == 4 && !kSplit ? 4 : 2];
   };
 
   CUTLASS_DEVICE static Item item(MainloopParams const& p, int index, int items) {
-    Item it;
     int rest, group, column, row;
     p.divide_fastest(rest, column, index);
     p.divide_second(group, row, rest);
-    bool const exists = index < items;
+    return item_at(p, column, row, group, index < items);
+  }
+
+  CUTLASS_DEVICE static Item item_at(MainloopParams const& p, int column, int row, int group, bool exists) {
+    Item it;
     it.w = static_cast<int16_t>(column * kVector + p.fetch_lo);
     it.group = static_cast<int16_t>(group);
     it.offset = static_cast<int32_t>(kVector * group * p.x_stride[1] + row * p.x_stride[3]) + it.w;
@@ -80,22 +84,53 @@ struct TransposingGather {
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kVector; ++j) {
       bool const inside = exists && slab_column + j >= 0 && slab_column + j < p.slab_columns;
-      if constexpr (sizeof(T) == 4) {
+      if constexpr (sizeof(T) == 4 && !kSplit) {
         int const slab_row = inside ? (slab_column + j) * p.slab_pitch + row : p.slab_pitch * p.slab_columns;
-        int const offset = Operands<T>::slab_offset(slab_row, group % 8);
-        if constexpr (!kPacked) {
-          it.place[j] = offset;
-        } else {
-          it.place[j / 2] = (j % 2 == 0 ? 0 : it.place[j / 2]) | static_cast<uint32_t>(offset / 8) << (j % 2 * 16);
-        }
+        it.place[j] = slab_offset(slab_row, group % 8);
       } else {
         wanted |= static_cast<uint32_t>(inside) << j;
       }
     }
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (kSplit) {
+      it.place[0] = static_cast<uint32_t>(split_slab_address(slab_column * p.slab_pitch + row, group % 8));
+      it.place[1] = wanted;
+    } else if constexpr (sizeof(T) == 2) {
       it.place[0] = static_cast<uint32_t>(slab_column * p.slab_pitch + row);
       it.place[1] = static_cast<uint32_t>(group) << kVector | wanted;
     }
+    return it;
+  }
+
+  /// What a thread keeps of its first item, and the item `i` steps of rows further. Lanes run along W and over the rows
+  /// of a step: whole lines are read, and stores do not conflict.
+  struct Kept {
+    int32_t offset;
+    uint32_t rest;  // w, row (255 if there is no such item), group and wanted positions in 16, 8, 4 and 4 bits
+
+    /// Called anew for each slab: otherwise the parts would be kept in registers, where there are none to spare.
+    CUTLASS_DEVICE Kept unpacked() const {
+      Kept kept = *this;
+      asm volatile("" : "+r"(kept.rest));
+      return kept;
+    }
+  };
+
+  CUTLASS_DEVICE static Kept first_item(MainloopParams const& p, int thread) {
+    int const rest = thread / p.fetch_count;
+    int const group = rest / p.item_rows;
+    Item const it = item_at(p, thread % p.fetch_count, rest % p.item_rows, group, group < p.groups);
+    return {it.offset, static_cast<uint32_t>(it.w) << 16 | static_cast<uint32_t>(min(it.row, 255)) << 8 |
+                           static_cast<uint32_t>(it.group) << 4 | it.place[1]};
+  }
+  CUTLASS_DEVICE static Item further(MainloopParams const& p, Kept const& kept, int i) {
+    uint32_t const rest = kept.rest;
+    Item it;
+    it.w = static_cast<int16_t>(static_cast<int32_t>(rest) >> 16);
+    it.row = static_cast<int32_t>(rest >> 8 & 255) + i * p.item_rows;
+    it.group = static_cast<int16_t>(rest >> 4 & 15);
+    it.offset = kept.offset + i * p.item_rows * static_cast<int32_t>(p.x_stride[3]);
+    it.place[0] = static_cast<uint32_t>(split_slab_address((it.w - p.window_lo[2]) * p.slab_pitch + it.row, it.group));
+    it.place[1] = it.row < p.rows ? rest & 15 : 0;
     return it;
   }
 
@@ -114,6 +149,7 @@ struct TransposingGather {
   CUTLASS_DEVICE static void store(MainloopParams const& p, OperandScale<T> const& scale, uint32_t stage,
                                    Item const& it, Piece const& piece) {
     uint32_t const* v = reinterpret_cast<uint32_t const*>(&piece);
+    [[maybe_unused]] uint32_t const dump = p.slab_pitch * p.slab_columns * kSlabRowBytes;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kVector; ++j) {
       uint32_t word[4];
@@ -127,8 +163,9 @@ struct TransposingGather {
         }
       }
       uint4 const out = make_uint4(word[0], word[1], word[2], word[3]);
-      if constexpr (kPacked) {
-        Operands<T>::template store<kAnyValue>(scale, stage + (it.place[j / 2] >> j % 2 * 16 & 0xffffu) * 8, out);
+      if constexpr (kSplit) {
+        uint32_t const at = (it.place[1] >> j & 1) != 0 ? it.place[0] + j * p.slab_pitch * kSlabRowBytes : dump;
+        Operands<T>::template store<kAnyValue>(scale, swizzled_slab(stage + at), out);
       } else if constexpr (sizeof(T) == 4) {
         Operands<T>::template store<kAnyValue>(scale, stage + it.place[j], out);
       } else if ((it.place[1] >> j & 1) != 0) {
@@ -205,24 +242,14 @@ struct RowGather {
     uint4 v[1];
   };
 
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+
   /// (H row, W position, channels) with channels fastest.
-  struct WideItem {
+  struct Item {
     int32_t offset;  // elements from the source's corner
     int16_t row, w;  // as above
-    uint32_t place;
-
-    CUTLASS_DEVICE uint32_t address() const { return place; }
-    CUTLASS_DEVICE void set_address(int at) { place = static_cast<uint32_t>(at); }
+    uint32_t place;  // address; of SplitFloat before the swizzle
   };
-  struct alignas(8) PackedItem {
-    int32_t offset;
-    int8_t row, w;
-    uint16_t place;  // 8 bytes
-
-    CUTLASS_DEVICE uint32_t address() const { return place * 8u; }
-    CUTLASS_DEVICE void set_address(int at) { place = static_cast<uint16_t>(at / 8); }
-  };
-  using Item = std::conditional_t<std::is_same_v<T, SplitFloat>, PackedItem, WideItem>;
 
   CUTLASS_DEVICE static Item item(MainloopParams const& p, int index, int items) {
     Item it;
@@ -230,19 +257,51 @@ struct RowGather {
     p.divide_fastest(rest, group, index);
     p.divide_second(row, column, rest);
     bool const exists = index < items;
-    it.w = static_cast<decltype(it.w)>(column + p.fetch_lo);
-    it.row = static_cast<decltype(it.row)>(exists ? row : -100);
+    it.w = static_cast<int16_t>(column + p.fetch_lo);
+    it.row = static_cast<int16_t>(exists ? row : -100);
     it.offset = static_cast<int32_t>(kVector * group + row * p.x_stride[3] + it.w * p.x_stride[4]);
-    int const slab_row = exists ? row * p.slab_pitch + it.w - p.window_lo[2] : p.slab_pitch * p.slab_columns;
-    it.set_address(Operands<T>::slab_offset(slab_row, exists ? group : 0));
+    int const slab_column = it.w - p.window_lo[2];
+    int const place = kPositionsFirst<T, true> ? row * p.slab_pitch + slab_column : slab_column * p.slab_pitch + row;
+    int const slab_row = exists ? place : p.slab_pitch * p.slab_columns;
+    if constexpr (kSplit) {
+      it.place = static_cast<uint32_t>(split_slab_address(slab_row, exists ? group : 0));
+    } else {
+      it.place = static_cast<uint32_t>(slab_offset(slab_row, exists ? group : 0));
+    }
     return it;
+  }
+
+  /// A thread's first item, and the one `i` steps of rows further.
+  struct Kept : Item {
+    CUTLASS_DEVICE Kept const& unpacked() const { return *this; }
+  };
+  CUTLASS_DEVICE static Kept first_item(MainloopParams const& p, int thread) {
+    Kept it{item(p, thread, p.item_rows * p.groups * p.fetch_count)};
+    if (it.row < 0) it.row = 1 << 14;  // none of the further ones exists either
+    return it;
+  }
+  CUTLASS_DEVICE static Item further(MainloopParams const& p, Item it, int i) {
+    it.row = static_cast<int16_t>(it.row + i * p.item_rows);
+    it.offset += i * p.item_rows * static_cast<int32_t>(p.x_stride[3]);
+    it.place += i * p.item_rows * kSlabRowBytes;
+    if (it.row >= p.rows) it.place = p.slab_pitch * p.slab_columns * kSlabRowBytes;
+    return it;
+  }
+
+  /// Of an item's channels.
+  CUTLASS_DEVICE static int group_of(Item const& it) {
+    if constexpr (kSplit) {
+      return static_cast<int>(it.place % kSlabRowBytes / 8);
+    } else {
+      return slab_group(static_cast<int>(it.place));
+    }
   }
 
   CUTLASS_DEVICE static void load(MainloopParams const& p, SlabSource<T> const& from, Item const& it, uint64_t policy,
                                   Piece& piece) {
     bool const live = it.row >= 0 && static_cast<unsigned>(from.h + it.row) < static_cast<unsigned>(from.height) &&
                       static_cast<unsigned>(from.w + it.w) < static_cast<unsigned>(p.in_size[2]) &&
-                      Operands<T>::slab_group(it.address()) < from.groups;
+                      group_of(it) < from.groups;
     T const* at = live ? from.corner + it.offset : reinterpret_cast<T const*>(&kZeros);
     piece.v[0] = load_vector(at, policy);
   }
@@ -250,7 +309,8 @@ struct RowGather {
   template <bool kAnyValue>
   CUTLASS_DEVICE static void store(MainloopParams const&, OperandScale<T> const& scale, uint32_t stage, Item const& it,
                                    Piece const& piece) {
-    Operands<T>::template store<kAnyValue>(scale, stage + it.address(), piece.v[0]);
+    uint32_t const at = stage + it.place;
+    Operands<T>::template store<kAnyValue>(scale, kSplit ? swizzled_slab(at) : at, piece.v[0]);
   }
 };
 

@@ -18,8 +18,11 @@ struct XLoader {
   using Params = MainloopParams;
   using Vectors = std::conditional_t<kChannelsLast, RowGather<T>, TransposingGather<T>>;
   static constexpr int kThreads = kLoaderWarps * 32;
-  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
   static_assert(kLoaderWarps == sizeof(uint32_t), "a byte for each");
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+  /// Registers are scarce beside twice the accumulators: of the items of a slab that is one chunk only a thread's first
+  /// is kept, the others are some rows further.
+  static constexpr bool kStepped = kSplit;
 
   /// What a loader thread has in flight: some items of one slab.
   template <class Gather, int kItems>
@@ -27,6 +30,35 @@ struct XLoader {
     typename Gather::Piece piece[kItems];
     int first;  // item of piece 0; not of a slab that is one chunk
     bool last;  // of its slab
+  };
+
+  /// A thread's items: computed where they are used, kept, or steps from the first.
+  template <class Gather, int kItems, bool kOneChunk, bool kSteps = kStepped>
+  struct Kept {
+    CUTLASS_DEVICE void init(Params const&, int, int) {}
+    CUTLASS_DEVICE Kept const& unpacked() const { return *this; }
+    CUTLASS_DEVICE typename Gather::Item item(Params const& p, int first, int i, int items) const {
+      return Gather::item(p, first + i * kThreads, items);
+    }
+  };
+  template <class Gather, int kItems>
+  struct Kept<Gather, kItems, true, false> {
+    typename Gather::Item all[kItems];
+    CUTLASS_DEVICE Kept const& unpacked() const { return *this; }
+    CUTLASS_DEVICE void init(Params const& p, int thread, int items) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kItems; ++i) all[i] = Gather::item(p, thread + i * kThreads, items);
+    }
+    CUTLASS_DEVICE typename Gather::Item item(Params const&, int, int i, int) const { return all[i]; }
+  };
+  template <class Gather, int kItems>
+  struct Kept<Gather, kItems, true, true> {
+    typename Gather::Kept first;
+    CUTLASS_DEVICE Kept unpacked() const { return {first.unpacked()}; }
+    CUTLASS_DEVICE void init(Params const& p, int thread, int) { first = Gather::first_item(p, thread); }
+    CUTLASS_DEVICE typename Gather::Item item(Params const& p, int, int i, int) const {
+      return Gather::further(p, first, i);
+    }
   };
 
   /// Walks the chunks of all slabs of all slices of all runs.
@@ -43,62 +75,36 @@ struct XLoader {
   template <class Flag>
   CUTLASS_DEVICE static void load(Params const& p, SchedulerParams const& sp, Barrier* full, Barrier* empty,
                                   uint32_t* tiny, TileScheduler::SharedStorage& schedule, unsigned char* smem,
-                                  unsigned char* item_table, OperandScale<T> const& operand_scale, int thread,
-                                  Flag&& flag) {
-    if (p.vectorized && item_count(p) <= Vectors::kFastItems * kThreads) {
-      load_as<Vectors, Vectors::kFastItems, true>(p, sp, full, empty, tiny, schedule, smem, item_table, operand_scale,
-                                                  thread, flag);
+                                  OperandScale<T> const& operand_scale, int thread, Flag&& flag) {
+    bool const one_chunk =
+        kStepped ? p.rows <= Vectors::kFastItems * p.item_rows : item_count(p) <= Vectors::kFastItems * kThreads;
+    if (p.vectorized && one_chunk) {
+      load_as<Vectors, Vectors::kFastItems, true>(p, sp, full, empty, tiny, schedule, smem, operand_scale, thread,
+                                                  flag);
     } else if (kChannelsLast || p.vectorized) {
-      load_as<Vectors, Vectors::kItems, false>(p, sp, full, empty, tiny, schedule, smem, item_table, operand_scale,
-                                               thread, flag);
+      load_as<Vectors, Vectors::kItems, false>(p, sp, full, empty, tiny, schedule, smem, operand_scale, thread, flag);
     } else {
-      load_as<ElementGather<T>, 2, false>(p, sp, full, empty, tiny, schedule, smem, item_table, operand_scale, thread,
-                                          flag);
+      load_as<ElementGather<T>, 2, false>(p, sp, full, empty, tiny, schedule, smem, operand_scale, thread, flag);
     }
   }
 
-  /// `kOneChunk`: a slab is one chunk, whose items are kept in registers.
+  /// `kOneChunk`: a slab is one chunk, whose items are kept.
   template <class Gather, int kItems, bool kOneChunk, class Flag>
   CUTLASS_DEVICE static void load_as(Params const& p, SchedulerParams const& sp, Barrier* full, Barrier* empty,
                                      uint32_t* tiny, TileScheduler::SharedStorage& schedule, unsigned char* smem,
-                                     unsigned char* item_table, OperandScale<T> const& operand_scale, int thread,
-                                     Flag&& flag) {
+                                     OperandScale<T> const& operand_scale, int thread, Flag&& flag) {
     TileScheduler::Consumer scheduler{schedule, {}};
     int const items = item_count(p);
     uint64_t const policy = keep_in_l2();
     uint32_t const smem_address = cute::cast_smem_ptr_to_uint(smem);
-    using Item = typename Gather::Item;
     Cursor at;
     RingState stage;  // of the chunk that is finished next
     Extremes<T> extremes;
     unsigned tiny_seen = 0;  // by the warp, in this slab
     Chunk<Gather, kItems> even, odd;
     bool even_pending = false, odd_pending = false;
-    // Items of a slab that is one chunk: in registers, or in shared memory beside twice the accumulators.
-    constexpr bool kInRegisters = !std::is_same_v<T, SplitFloat>;
-    [[maybe_unused]] Item cached[kInRegisters ? kItems : 1];
-    Item* const table = reinterpret_cast<Item*>(item_table) + thread;
-    if constexpr (kOneChunk) {
-      static_assert(kInRegisters || sizeof(Item) * kItems * kThreads <= kItemTableBytes);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kItems; ++i) {
-        Item const it = Gather::item(p, thread + i * kThreads, items);
-        if constexpr (kInRegisters) {
-          cached[i] = it;
-        } else {
-          table[i * kThreads] = it;
-        }
-      }
-    }
-    auto item = [&](int first, int i) -> Item {
-      if constexpr (!kOneChunk) {
-        return Gather::item(p, first + i * kThreads, items);
-      } else if constexpr (kInRegisters) {
-        return cached[i];
-      } else {
-        return table[i * kThreads];
-      }
-    };
+    Kept<Gather, kItems, kOneChunk> kept;
+    kept.init(p, thread, items);
 
     auto finish = [&](Chunk<Gather, kItems> const& chunk) {
       empty[stage.slot].wait(stage.phase ^ 1);
@@ -129,9 +135,12 @@ struct XLoader {
           tiny_seen = 0;
         }
       }
+      auto const& from = kept.unpacked();
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kItems; ++i) {
-        Item const it = item(chunk.first, i);
+        typename Gather::Item const it = from.item(p, chunk.first, i, items);
+        // A branch around each item would keep their instructions from overlapping.
+        if (kOneChunk && kStepped && Gather::kReads > 1 && i + 1 == kItems && it.row >= p.rows) continue;
         if (seen.tame(scale)) {
           Gather::template store<false>(p, scale, slab, it, chunk.piece[i]);
         } else {
@@ -169,14 +178,21 @@ struct XLoader {
       from.h = at.run.h * kTileH + p.window_lo[1];
       from.w = at.run.w * kTileW;
       from.height = d >= 0 && d < p.in_size[0] ? p.in_size[1] : 0;
+      if constexpr (kOneChunk && kStepped) from.height = min(from.height, from.h + p.rows);
       from.groups = (p.in_channels - channel) / Gather::kVector;
       from.corner = static_cast<T const*>(p.x) + at.run.n * p.x_stride[0] + channel * p.x_stride[1] +
                     d * p.x_stride[2] + from.h * p.x_stride[3] + from.w * p.x_stride[4];
       if (!kOneChunk) chunk.first = at.first + thread;
       // In ieee mode the last item, which few threads have, takes the registers that the other chunk leaves.
       constexpr int kLate = kOneChunk && std::is_same_v<Gather, TransposingGather<SplitFloat>> ? 1 : 0;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kItems - kLate; ++i) Gather::load(p, from, item(chunk.first, i), policy, chunk.piece[i]);
+      auto load = [&](int begin, int end) {
+        auto const& place = kept.unpacked();
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = begin; i < end; ++i) {
+          Gather::load(p, from, place.item(p, chunk.first, i, items), policy, chunk.piece[i]);
+        }
+      };
+      load(0, kItems - kLate);
       bool last = true;
       if constexpr (!kOneChunk) {
         at.first += kItems * kThreads;
@@ -196,10 +212,7 @@ struct XLoader {
       }
       if (other_pending) finish(other);
       other_pending = false;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = kItems - kLate; i < kItems; ++i) {
-        Gather::load(p, from, item(chunk.first, i), policy, chunk.piece[i]);
-      }
+      load(kItems - kLate, kItems);
       return true;
     };
 
