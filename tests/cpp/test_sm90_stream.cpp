@@ -49,28 +49,25 @@ TEST(Sm90Stream, EveryTapIsOnePieceForEachOutputThatItReaches) {
           Program const g = program(p, cls);
           ASSERT_LE(g.pieces(), kMaxPieces);
           ASSERT_GE(g.depth.count, 1);
-          for (int d = 0; d < g.depth.count; ++d) {
-            for (int i = 0; i < g.pieces(); ++i) {
-              Piece const piece = g.piece(d, i);
-              // Output residue + stride * j and tap meet at input j + delta; along W, j is a pair of outputs.
-              int const pair = cls % pairs_w(p);
-              int const rest = cls / pairs_w(p);
-              int const residue[3] = {rest / stride[1], rest % stride[1], 2 * pair + piece.parity_w};
-              if (residue[2] >= output_step(p)) continue;  // computed, but not stored
-              int const step[3] = {stride[0], stride[1], output_step(p)};
-              int tap = 0;
-              for (int axis = 0; axis < 3; ++axis) {
-                int const t = piece.tap[axis];
-                ASSERT_GE(t, 0);
-                ASSERT_LT(t, k);
-                int const columns = axis == 2 ? column_step(p) : 1;
-                int const j = 7;
-                ASSERT_EQ(residue[axis] + step[axis] * j + padding - t,
-                          stride[axis] * (columns * j + piece.delta[axis]));
-                tap = tap * k + t;
-              }
-              ++seen[tap];
+          for (int i = 0; i < g.depth.count * g.pieces(); ++i) {
+            Piece const piece = g.piece(i);
+            // Output residue + stride * j and tap meet at input j + delta; along W, j is a pair of outputs.
+            int const pair = cls % pairs_w(p);
+            int const rest = cls / pairs_w(p);
+            int const residue[3] = {rest / stride[1], rest % stride[1], 2 * pair + piece.parity_w};
+            if (residue[2] >= output_step(p)) continue;  // computed, but not stored
+            int const step[3] = {stride[0], stride[1], output_step(p)};
+            int tap = 0;
+            for (int axis = 0; axis < 3; ++axis) {
+              int const t = piece.tap[axis];
+              ASSERT_GE(t, 0);
+              ASSERT_LT(t, k);
+              int const columns = axis == 2 ? column_step(p) : 1;
+              int const j = 7;
+              ASSERT_EQ(residue[axis] + step[axis] * j + padding - t, stride[axis] * (columns * j + piece.delta[axis]));
+              tap = tap * k + t;
             }
+            ++seen[tap];
           }
         }
         EXPECT_EQ(static_cast<int>(seen.size()), k * k * k);
@@ -79,6 +76,41 @@ TEST(Sm90Stream, EveryTapIsOnePieceForEachOutputThatItReaches) {
         if (stride[2] != 3) {
           EXPECT_EQ(tile_pieces(p), k * k * k * slab_count(p) * column_step(p));
         }
+      }
+    }
+  }
+}
+
+TEST(Sm90Stream, InTf32ModeTheFirstWParityOfASlabComesFirst) {
+  for (int k = 2; k <= kMaxKernel; ++k) {
+    for (convt3d_precision precision : {CONVT3D_TF32, CONVT3D_IEEE}) {
+      Problem p = make(32, 64, {9, 9, 9}, {k, k, k}, {k / 3, k / 3, k / 3}, {0, 0, 0}, CONVT3D_F32, true);
+      p.precision = precision;
+      EXPECT_EQ(reads_x_in_place(p), precision == CONVT3D_TF32);
+      for (int cls = 0; cls < class_total(p); ++cls) {
+        Program const g = program(p, cls);
+        // As the kernel goes through them: the places of a plane's pieces are those of the first plane's.
+        int index = 0;
+        int const parts = g.parities_apart ? 2 : g.depth.count;
+        for (int part = 0; part < parts; ++part) {
+          for (int d = 0; d < (g.parities_apart ? g.depth.count : 1); ++d) {
+            int const first = g.parities_apart && part == 1 ? g.height.count * g.width[0].count : 0;
+            int const count = g.parities_apart ? g.height.count * g.width[part].count : g.pieces();
+            for (int i = 0; i < count; ++i, ++index) {
+              Piece const piece = g.piece(index);
+              Piece const place = g.piece(g.of_first_depth(first + i));
+              EXPECT_EQ(piece.delta[0], g.depth.lo + (g.parities_apart ? d : part));
+              EXPECT_EQ(place.delta[0], g.depth.lo);
+              EXPECT_EQ(piece.delta[1], place.delta[1]);
+              EXPECT_EQ(piece.delta[2], place.delta[2]);
+              EXPECT_EQ(piece.parity_w, place.parity_w);
+              if (g.parities_apart) {
+                EXPECT_EQ(piece.parity_w, part);
+              }
+            }
+          }
+        }
+        EXPECT_EQ(index, g.depth.count * g.pieces());
       }
     }
   }
@@ -219,15 +251,13 @@ class Tile {
     int const per_slab = 128 / f_.element;
     Sums sum(2, std::vector<std::vector<int>>(kTileChannels, std::vector<int>(128)));
     for (int s = 0; s < slab_count(p_); ++s) {
-      for (int d = 0; d < g.depth.count; ++d) {
-        std::vector<int> const stage = make_slab(d_ + group + g.depth.lo + d, s * per_slab);
-        for (int i = 0; i < g.pieces(); ++i) {
-          Piece const piece = g.piece(d, i);
-          int const view =
-              operand_offset(slab_.pitch, piece.delta[1] - rows_window(p_).lo, piece.delta[2] - columns_window(p_).lo) *
-              16;
-          multiply(stage, make_piece(piece, s * per_slab), view, sum[piece.parity_w]);
-        }
+      for (int i = 0; i < g.depth.count * g.pieces(); ++i) {
+        Piece const piece = g.piece(i);
+        std::vector<int> const stage = make_slab(d_ + group + piece.delta[0], s * per_slab);
+        int const view =
+            operand_offset(slab_.pitch, piece.delta[1] - rows_window(p_).lo, piece.delta[2] - columns_window(p_).lo) *
+            16;
+        multiply(stage, make_piece(piece, s * per_slab), view, sum[piece.parity_w]);
       }
     }
     for (int warp = 0; warp < 4; ++warp) {

@@ -65,12 +65,11 @@ inline void want_streamable(Refusal& r, Problem const& p) {
 /// For a supported problem on a device with that many multiprocessors.
 ///
 /// The resident kernel reads x once for each 64 bytes of output channels, through registers, which hides behind the
-/// outputs while x is no more than two slabs (nnU-Net's 64 -> 32 and, in 16-bit types, 128 -> 64; ms, resident /
-/// stream, NCDHW: fp32 0.43 / 0.43, 128 -> 64 0.90 / 0.86, 256 -> 128 0.40 / 0.31). Where the streaming kernel reads x
-/// in place it wins from two slabs on (fp16, NDHWC, 64 -> 32 0.175 / 0.218, 128 -> 64 0.418 / 0.382, 256 -> 128 0.210 /
-/// 0.129).
+/// outputs while x is no more than two slabs of fp32 or one of 16-bit types (nnU-Net's 64 -> 32; ms, resident / stream,
+/// NCDHW: fp32 0.43 / 0.43, 128 -> 64 0.90 / 0.86, 256 -> 128 0.40 / 0.31; fp16 128 -> 64 0.473 / 0.441; NDHWC: fp16
+/// 64 -> 32 0.175 / 0.218, 128 -> 64 0.418 / 0.382, 256 -> 128 0.210 / 0.129).
 inline Mainloop choose_mainloop(Problem const& p, int multiprocessors) {
-  int const slabs = stream::reads_x_in_place(p) ? 1 : 2;
+  int const slabs = p.dtype == CONVT3D_F32 ? 2 : 1;
   if (slab_count(p) > slabs) return Mainloop::kStream;
   return takes_resident(p, multiprocessors) ? Mainloop::kResident : Mainloop::kStream;
 }

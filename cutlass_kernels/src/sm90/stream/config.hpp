@@ -40,24 +40,37 @@ constexpr int most_planes(Problem const& p) {
   return kGroups - 1 + most;
 }
 
+/// Measured on an H200 (docs/performance-log.md).
 constexpr Config choose_config(Problem const& p) {
-  // Two stages more than a tile needs at once, so that the next slab is on its way; six pieces cover the latency of the
-  // L2 cache; the ring takes what is left, and eight units of it are worth more than a stage.
-  Config c{most_planes(p) + 2, 6, 0};
-  // In ieee mode products take longer, and a ring of ten units is worth more than the fifth stage and the last two
-  // pieces.
+  int const planes = most_planes(p);
   bool const split = uses_split(p);
-  int const smallest_ring = split ? 10 : kSmallestRing;
-  if (split && c.stages > 4) --c.stages;
+  bool const wide = element_bytes(p) == 4;
+  Config c{planes + 1, 6, 0};  // a slab ahead; six pieces cover the latency of the L2 cache
+  if (split) {
+    c.stages = planes > 2 ? planes + 1 : planes + 2;
+  } else if (planes == kGroups) {
+    // A slab has few products here, so x must be on its way early.
+    c = wide ? Config{5, 4, 0} : Config{6, 6, 0};
+  } else if (wide) {
+    if (slab_count(p) <= 2) c.slots = 4;  // tiles of few products, which add and y take longer than
+  } else if (slab_count(p) == 1) {
+    ++c.stages;
+  }
   auto fill_ring = [&] {
     while (c.ring < kLargestRing && shared_bytes(p, {c.stages, c.slots, c.ring + 1}) <= kSharedLimit) ++c.ring;
   };
   fill_ring();
-  if (c.ring < 8) {
+  // The ring takes what is left, and eight units of it are worth more than a stage.
+  while (c.ring < 8 && c.stages > planes + 1) {
     --c.stages;
     fill_ring();
   }
-  if (c.ring < smallest_ring) {
+  // In ieee mode products take longer, and ten of them are worth more than the last stage and two pieces.
+  if (split && c.ring < 8) {
+    --c.stages;
+    fill_ring();
+  }
+  if (c.ring < (split ? 10 : kSmallestRing)) {
     c.slots = 4;
     fill_ring();
   }
@@ -70,10 +83,10 @@ constexpr int64_t padded_channels(Problem const& p) {
   return ceil_div(p.in_channels * element_bytes(p), 16) * 16 / element_bytes(p);
 }
 
-/// Whether x is read where it lies: fp32 must be rounded first, and the copy engine wants neighbouring channels and
-/// everything else in steps of 16 bytes.
+/// Whether x is read where it lies: the copy engine wants neighbouring channels and everything else in steps of 16
+/// bytes. It rounds fp32 to TF32 on the way, to nearest, ties to even; parts must be prepared.
 constexpr bool reads_x_in_place(Problem const& p) {
-  if (p.dtype == CONVT3D_F32 || p.x_alignment < 16 || p.x_stride[1] != 1) return false;
+  if (uses_split(p) || p.x_alignment < 16 || p.x_stride[1] != 1) return false;
   Size5 const shape = x_shape(p);
   for (int axis : {0, 2, 3, 4}) {
     int64_t const bytes = p.x_stride[axis] * element_bytes(p);

@@ -18,14 +18,20 @@ struct StreamEpilogue {
   using Params = EpilogueParams;
   static constexpr int kVector = Element<T>::kVector;
   static constexpr int kUnits = units_per_warp(sizeof(T));  // of a warp and tile
-  static constexpr int kTileUnits = kUnits * kGroups * 4;   // in the order group, unit, warp
+  static constexpr int kTileUnits = kUnits * kGroups * 4;   // in the order unit of a warp, group, warp
+  static constexpr int kUnitStep = kGroups * 4;             // from a warp's unit to its next
   static constexpr int kCopies = kChannelsLast ? 1 : 2;     // boxes of a unit
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
-  static constexpr int kBatch = Tail::kLarge ? 2 : 4;
   static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+  /// Accesses of a thread to a unit that are read at a time: of 16 bytes, and (NDHWC) of pairs. They are read ahead,
+  /// while the batch before them is worked on, but in ieee mode, where that was no faster.
+  static constexpr bool kReadsAhead = !kSplit;
+  static constexpr int kBatch = Tail::kLarge ? 2 : 4;
+  static constexpr int kPairBatch = Tail::kLarge || kSplit ? 4 : 8;
+  static constexpr int kPairWords = sizeof(T) == 4 ? 2 : 1;
   static constexpr int kStores = kSplit ? 1 : kStoreWarps;  // warps
   static constexpr int kLoads = kSplit ? 0 : kLoadWarps;    // of add by warps, besides
-  static_assert(Resident::enough_laps(stream::kSmallestRing, kTileUnits - 4 * (kUnits - 1), kStores));
+  static_assert(Resident::enough_laps(stream::kSmallestRing, kUnitStep, kStores));
 
   CUTLASS_DEVICE static void init(SharedStorage& shared, StreamParams const& params) {
     // Of a load warp every lane arrives by itself, and the load thread as ever: a box is written before its unit is
@@ -54,8 +60,8 @@ struct StreamEpilogue {
   CUTLASS_DEVICE static UnitBox unit_box(StreamParams const& params, Item const& it, int unit) {
     Params const& p = params.epilogue;
     int const warp = unit % 4;
-    int const sub = unit / 4 % kUnits;
-    int const group = unit / 4 / kUnits;
+    int const group = unit / 4 % kGroups;
+    int const sub = unit / kUnitStep;
     UnitBox box;
     box.a = it.w * 2 * kTileW;
     box.b = it.h * (kChannelsLast ? kTileH : kTileH / 2);
@@ -226,17 +232,36 @@ struct StreamEpilogue {
     }
   };
 
-  CUTLASS_DEVICE static Channels channels(Params const& p, Item const& it, int warp, int lane) {
-    Channels v{};
+  /// Their bits as they lie in memory, to be read before the products: nothing waits for them then. (In ieee mode after
+  /// them, where registers are scarcer.)
+  struct ChannelBits {
+    uint32_t bias[2], add[2];
+
+    CUTLASS_DEVICE Channels channels() const {
+      Channels v{};
+      CUTLASS_PRAGMA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (sizeof(T) == 4) {
+          v.bias[half] = __uint_as_float(bias[half]);
+          v.add[half] = add[half];
+        } else {
+          v.bias[half] = Element<T>::from_bits(bias[half]);
+          v.add[half] = add[half] | add[half] << 16;
+        }
+      }
+      return v;
+    }
+  };
+
+  CUTLASS_DEVICE static ChannelBits channel_bits(Params const& p, Item const& it, int warp, int lane) {
+    ChannelBits v{};
     CUTLASS_PRAGMA_UNROLL
     for (int half = 0; half < 2; ++half) {
       int const c = it.channel + row_channel(kChannelsLast, warp % 4 * 16 + half * 8 + lane / 4);
       if (c >= p.out_channels) continue;
-      if (p.has_bias) v.bias[half] = Resident::value(p.bias, c * p.bias_stride);
+      if (p.has_bias) v.bias[half] = Element<T>::bits(static_cast<T const*>(p.bias)[c * p.bias_stride]);
       if (p.add_mode == AddMode::kPerChannel) {
-        uint32_t const bits =
-            Element<T>::bits(static_cast<T const*>(p.add)[it.n * p.add_stride[0] + c * p.add_stride[1]]);
-        v.add[half] = sizeof(T) == 2 ? bits | bits << 16 : bits;
+        v.add[half] = Element<T>::bits(static_cast<T const*>(p.add)[it.n * p.add_stride[0] + c * p.add_stride[1]]);
       }
     }
     return v;
@@ -258,13 +283,23 @@ struct StreamEpilogue {
       if (shifted && live) rows = Shift<T>::make(params, item, warp, lane);
     }
     Resident::wait_full(shared, slot);
-    if (live) {
+    auto update_unit = [&](bool tile) {
       if constexpr (kChannelsLast) {
-        update_ndhwc<kSub>(p, unit, lane, channels, acc);
-      } else if (sizeof(T) == 2 && shifted) {
-        update_ncdhw<kSub, sizeof(T) == 2>(p, unit, lane, channels, rows, acc);
+        update_ndhwc<kSub>(p, unit, lane, channels, tile, acc);
       } else {
-        update_ncdhw<kSub, false>(p, unit, lane, channels, rows, acc);
+        update_ncdhw<kSub, false>(p, unit, lane, channels, tile, rows, acc);
+      }
+    };
+    if (live) {
+      bool const tile = p.add_mode == AddMode::kTile;
+      if (sizeof(T) == 2 && !kChannelsLast && shifted) {
+        update_ncdhw<kSub, sizeof(T) == 2 && !kChannelsLast>(p, unit, lane, channels, true, rows, acc);
+      } else if (Tail::kLarge || kSplit) {
+        update_unit(tile);
+      } else if (tile) {
+        update_unit(true);
+      } else {
+        update_unit(false);
       }
     }
     __syncwarp();
@@ -291,79 +326,97 @@ struct StreamEpilogue {
   /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.
   CUTLASS_DEVICE static constexpr int accumulator(int j, int half, int b) { return 4 * j + 2 * half + b; }
 
+  /// `tile`: whether add is in the unit.
   template <int kSub, bool kShift>
-  CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, Channels const& channels,
+  CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, Channels const& channels, bool tile,
                                           Shift<T> const& rows, float const (&acc)[2][64]) {
     constexpr int kRowBytes = 32 * sizeof(T);
     constexpr int kPerRow = kRowBytes / 16 / kBatch;
+    constexpr int kBatches = 2 * (2 / kUnits) * kPerRow;
     uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
     int const swizzle = (kRowBytes == 128 ? lane & 7 : (lane >> 1) & 3) << 4;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 2 * (2 / kUnits) * kPerRow; ++i) {
-      int const b = i / kPerRow % 2;
-      int const half = kUnits == 2 ? kSub : i / kPerRow / 2;
-      int const first = i % kPerRow * kBatch;
-      uint32_t const row = base + unit_row_ncdhw(sizeof(T), 0, half, b) * kRowBytes;
-      uint4 v[kBatch];
+    auto half_of = [](int batch) { return kUnits == 2 ? kSub : batch / kPerRow / 2; };
+    auto address = [&](int batch, int k) {
+      uint32_t const row = base + unit_row_ncdhw(sizeof(T), 0, half_of(batch), batch / kPerRow % 2) * kRowBytes;
+      return row + (((batch % kPerRow * kBatch + k) << 4) ^ swizzle);
+    };
+    uint4 v[2][kBatch];
+    auto load = [&](int batch) {
       CUTLASS_PRAGMA_UNROLL
       for (int k = 0; k < kBatch; ++k) {
-        uint32_t const flat = channels.add[half];
-        v[k] = p.add_mode == AddMode::kTile ? load_shared(row + (((first + k) << 4) ^ swizzle))
-                                            : make_uint4(flat, flat, flat, flat);
+        uint32_t const flat = channels.add[half_of(batch)];
+        v[batch % 2][k] = tile ? load_shared(address(batch, k)) : make_uint4(flat, flat, flat, flat);
       }
+    };
+    if (kReadsAhead) load(0);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kBatches; ++i) {
+      int const b = i / kPerRow % 2;
+      int const half = half_of(i);
+      int const first = i % kPerRow * kBatch;
+      if (!kReadsAhead) load(i);
+      if (kReadsAhead && i + 1 < kBatches) load(i + 1);
+      uint4(&elements)[kBatch] = v[i % 2];
       if constexpr (kShift) {
         uint32_t next = rows.last[half][b];
-        if (first + kBatch < kRowBytes / 16) next = load_word(row + (((first + kBatch) << 4) ^ swizzle));
-        shift(v, next, rows.selector[half]);
+        if (first + kBatch < kRowBytes / 16) next = v[(i + 1) % 2][0].x;
+        shift(elements, next, rows.selector[half]);
       }
       CUTLASS_PRAGMA_UNROLL
       for (int k = 0; k < kBatch; ++k) {
         float f[kVector];
-        Element<T>::unpack(v[k], f);
+        Element<T>::unpack(elements[k], f);
         CUTLASS_PRAGMA_UNROLL
         for (int o = 0; o < kVector; ++o) {
           int const ow = kVector * (first + k) + o;
           f[o] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(ow / 2, half, b)], half), f[o]);
         }
-        store_shared(row + (((first + k) << 4) ^ swizzle), Element<T>::pack(f));
+        store_shared(address(i, k), Element<T>::pack(f));
       }
     }
   }
 
-  CUTLASS_DEVICE static uint32_t load_word(uint32_t address) {
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-    return v;
-  }
-
   /// Two neighbouring channels of one output after the other: 8 bytes of fp32, 4 of 16-bit types.
   template <int kSub>
-  CUTLASS_DEVICE static void update_ndhwc(Params const& p, uint32_t unit, int lane, Channels const& channels,
+  CUTLASS_DEVICE static void update_ndhwc(Params const& p, uint32_t unit, int lane, Channels const& channels, bool tile,
                                           float const (&acc)[2][64]) {
     constexpr int kRowBytes = 16 * sizeof(T);
+    constexpr int kBatches = 64 / kUnits / kPairBatch;
     int const byte = lane / 4 * 2 * static_cast<int>(sizeof(T));
     // The swizzle takes address bits from the 128-byte line: bits 7 and 8 of fp32's 64-byte rows, 7 of 32-byte rows.
     int const line = lane % 4 * 2 * kRowBytes >> 7;
-    CUTLASS_PRAGMA_UNROLL
-    for (int first = 0; first < 64 / kUnits; first += kBatch) {
-      uint2 v[kBatch];
+    uint32_t v[2][kPairBatch][kPairWords];
+    auto load = [&](int batch) {
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kBatch; ++i) {
-        v[i] = make_uint2(channels.add[0], channels.add[1]);
-        if (p.add_mode == AddMode::kTile) v[i] = load_pair(pair_address(unit, first + i, line, byte, lane));
+      for (int i = 0; i < kPairBatch; ++i) {
+        uint32_t(&pair)[kPairWords] = v[batch % 2][i];
+        if (tile) {
+          load_pair(pair_address(unit, batch * kPairBatch + i, line, byte, lane), pair);
+        } else if constexpr (sizeof(T) == 4) {
+          pair[0] = channels.add[0];
+          pair[1] = channels.add[1];
+        } else {
+          pair[0] = __byte_perm(channels.add[0], channels.add[1], 0x5410);
+        }
       }
+    };
+    if (kReadsAhead) load(0);
+    CUTLASS_PRAGMA_UNROLL
+    for (int batch = 0; batch < kBatches; ++batch) {
+      if (!kReadsAhead) load(batch);
+      if (kReadsAhead && batch + 1 < kBatches) load(batch + 1);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kBatch; ++i) {
-        int const ow = (first + i) / 2;  // in the unit
-        int const b = (first + i) % 2;
+      for (int i = 0; i < kPairBatch; ++i) {
+        int const index = batch * kPairBatch + i;
+        int const ow = index / 2;  // in the unit
         int const j = ow / 2 + kSub * 8;
         float f[2];
-        unpack_pair(v[i], f);
+        unpack_pair(v[batch % 2][i], f);
         CUTLASS_PRAGMA_UNROLL
         for (int half = 0; half < 2; ++half) {
-          f[half] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(j, half, b)], half), f[half]);
+          f[half] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(j, half, index % 2)], half), f[half]);
         }
-        store_pair(pair_address(unit, first + i, line, byte, lane), f);
+        store_pair(pair_address(unit, index, line, byte, lane), f);
       }
     }
   }
@@ -378,24 +431,21 @@ struct StreamEpilogue {
     return unit + of_output + (lane % 4 * 2 + index % 2) * kRowBytes + (byte ^ (swizzle << 4));
   }
 
-  CUTLASS_DEVICE static uint2 load_pair(uint32_t address) {
-    uint2 v{};
+  CUTLASS_DEVICE static void load_pair(uint32_t address, uint32_t (&v)[kPairWords]) {
     if constexpr (sizeof(T) == 4) {
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(address) : "memory");
     } else {
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v.x) : "r"(address) : "memory");
-      v.y = v.x >> 16;
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(address) : "memory");
     }
-    return v;
   }
 
-  CUTLASS_DEVICE static void unpack_pair(uint2 const& v, float (&f)[2]) {
+  CUTLASS_DEVICE static void unpack_pair(uint32_t const (&v)[kPairWords], float (&f)[2]) {
     if constexpr (sizeof(T) == 4) {
-      f[0] = __uint_as_float(v.x);
-      f[1] = __uint_as_float(v.y);
+      f[0] = __uint_as_float(v[0]);
+      f[1] = __uint_as_float(v[1]);
     } else {
-      f[0] = Element<T>::from_bits(v.x);
-      f[1] = Element<T>::from_bits(v.y);
+      f[0] = Element<T>::from_bits(v[0]);
+      f[1] = Element<T>::from_bits(v[0] >> 16);
     }
   }
 

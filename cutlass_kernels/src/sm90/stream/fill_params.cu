@@ -104,8 +104,10 @@ bool fill_x_pass(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
                              static_cast<cuuint32_t>(s.columns), 1, 1};
   cuuint32_t const one[5] = {1, 1, 1, 1, 1};
   k.box_bytes = 128 * s.pitch * s.columns;
-  return encode_tensor_map(&k.x_map, kMapTypes[p.dtype], 5, const_cast<void*>(in_place ? t.x : copy), dims, steps, box,
-                           one, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  CUtensorMapDataType const type =
+      in_place && p.dtype == CONVT3D_F32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : kMapTypes[p.dtype];
+  return encode_tensor_map(&k.x_map, type, 5, const_cast<void*>(in_place ? t.x : copy), dims, steps, box, one,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
@@ -146,7 +148,7 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
     d.height_count = g.height.count;
     for (int parity = 0; parity < 2; ++parity) d.width_count[parity] = g.width[parity].count;
     for (int i = 0; i < g.pieces(); ++i) {
-      Piece const piece = g.piece(0, i);
+      Piece const piece = g.piece(g.of_first_depth(i));
       d.operand_offset[i] = static_cast<int16_t>(
           operand_offset(pitch, piece.delta[1] - k.x.window_lo[1], piece.delta[2] - k.x.window_lo[2]));
     }

@@ -98,25 +98,33 @@ struct Piece {
   int tap[3];
 };
 
-/// The pieces of one class for one slab and one D delta, in the order in which they are multiplied.
+/// The pieces of one class for one slab, in the order in which they are multiplied.
 struct Program {
   Window depth, height, width[2];
   // tap = first - step * delta along D and H, and along W for each parity.
   int first[2], step[2], first_w[2], step_w;
   bool parities_apart;  // in tf32 mode, whose sums are of pieces in a row
 
+  /// For each D delta.
   CONVT3D_HOST_DEVICE constexpr int pieces() const { return height.count * (width[0].count + width[1].count); }
 
-  /// Piece `index` of D delta number `depth_index`: row by row, or those of one W parity after those of the other.
-  CONVT3D_HOST_DEVICE constexpr Piece piece(int depth_index, int index) const {
-    int const rows_at_once = parities_apart ? height.count : 1;
-    int const per_row = rows_at_once * (width[0].count + width[1].count);
-    int const in_row = index % per_row;
-    int const parity = in_row >= rows_at_once * width[0].count;
-    int const of_parity = in_row - (parity ? rows_at_once * width[0].count : 0);
+  /// The number within a slab of piece `index` of the first D delta.
+  constexpr int of_first_depth(int index) const {
+    int const others = (depth.count - 1) * height.count * width[0].count;  // of the first W parity
+    return parities_apart && index >= height.count * width[0].count ? index + others : index;
+  }
+
+  /// Piece `index` of a slab: D delta by D delta and row by row, or those of one W parity after those of the other.
+  CONVT3D_HOST_DEVICE constexpr Piece piece(int index) const {
+    int const rows_at_once = parities_apart ? depth.count * height.count : 1;
+    int const per_part = rows_at_once * (width[0].count + width[1].count);
+    int const in_part = index % per_part;
+    int const parity = in_part >= rows_at_once * width[0].count;
+    int const of_parity = in_part - (parity ? rows_at_once * width[0].count : 0);
     int const w = width[parity].lo + of_parity % width[parity].count;
-    int const d = depth.lo + depth_index;
-    int const h = height.lo + index / per_row + of_parity / width[parity].count;
+    int const row = index / per_part + of_parity / width[parity].count;
+    int const d = depth.lo + row / height.count;
+    int const h = height.lo + row % height.count;
     return {{d, h, w}, parity, {first[0] - step[0] * d, first[1] - step[1] * h, first_w[parity] - step_w * w}};
   }
 };
@@ -135,7 +143,7 @@ constexpr Program program(Problem const& p, int cls) {
           uses_tf32(p)};
 }
 
-/// Pieces of a class, for all slabs. In memory they follow each other as they are multiplied: slab, D delta, piece.
+/// Pieces of a class, for all slabs. In memory they follow each other as they are multiplied, slab by slab.
 constexpr int class_pieces(Problem const& p, int cls) {
   Program const g = program(p, cls);
   return slab_count(p) * g.depth.count * g.pieces();

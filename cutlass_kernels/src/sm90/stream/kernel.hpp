@@ -111,7 +111,7 @@ struct Kernel {
     TileScheduler::Consumer scheduler{shared.scheduler, {}};
     typename Mainloop::Position at;
     UnitState unit;
-    advance(unit, group * Epilogue::kUnits * 4 + warp % 4, e.ring);
+    advance(unit, group * 4 + warp % 4, e.ring);
 
     bool nan_seen = false;
 
@@ -119,14 +119,19 @@ struct Kernel {
       int const number = scheduler.fetch();
       if (number == TileScheduler::kEnd) break;
       Item const item = decode(params, number);
+      typename Epilogue::ChannelBits bits;
+      if constexpr (!kSplit) bits = Epilogue::channel_bits(e, item, warp, lane);
       typename Mainloop::Accumulators acc;
       Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc);
       if constexpr (kSplit) {
         if (__any_sync(0xffffffffu, Mainloop::holds_nan(acc)) && lane == 0) shared.suspect_items.add(number);
       } else {
-        nan_seen = nan_seen || Mainloop::holds_nan(acc);
+        bool const holds_nan = Mainloop::holds_nan(acc);
+        nan_seen = nan_seen || holds_nan;
+        if (holds_nan) Mainloop::suspect_infinities(acc);
       }
-      typename Epilogue::Channels channels = Epilogue::channels(e, item, warp, lane);
+      if constexpr (kSplit) bits = Epilogue::channel_bits(e, item, warp, lane);
+      typename Epilogue::Channels channels = bits.channels();
       if constexpr (kSplit) {
         SplitRoute::Scales const scales{__ldcg(&params.split.state->x_exponent),
                                         __ldcg(params.split.weight_exponent + item.channel / kTileChannels)};
@@ -136,7 +141,7 @@ struct Kernel {
       Epilogue::template update<0>(params, item, shared.epilogue, ring, unit, warp, lane, channels, acc);
       if constexpr (Epilogue::kUnits == 2) {
         UnitState second = unit;
-        second.advance(4, e.ring);
+        advance(second, Epilogue::kUnitStep, e.ring);
         Epilogue::template update<1>(params, item, shared.epilogue, ring, second, warp, lane, channels, acc);
       }
       if (Epilogue::stores_by_consumers(params)) {
@@ -144,7 +149,7 @@ struct Kernel {
         CUTLASS_PRAGMA_NO_UNROLL
         for (int i = 0; i < Epilogue::kUnits; ++i) {
           Epilogue::store_by_consumer(params, shared.epilogue, ring, done, lane);
-          done.advance(4, e.ring);
+          advance(done, Epilogue::kUnitStep, e.ring);
         }
       }
       advance(unit, Epilogue::kTileUnits, e.ring);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // x, weights and the multiply of the streaming kernel. Both operands come through rings, in wgmma's layout and without
-// passing through registers: slabs of x as boxes of a channels-last tensor (x itself where it is one of a 16-bit type,
-// otherwise a prepared copy), and weight pieces out of the prepared images. The two consumer groups multiply the same
-// pieces, each at its own D pair.
+// passing through registers: slabs of x as boxes of a channels-last tensor (x itself where it is one, rounded to TF32
+// by the copy engine; otherwise a prepared copy), and weight pieces out of the prepared images. The two consumer groups
+// multiply the same pieces, each at its own D pair.
 #pragma once
 
 #include <type_traits>
@@ -125,7 +125,13 @@ struct StreamMainloop {
     for (int i = 0; i < kRegisters; ++i) cute::warpgroup_fence_operand(acc[i]);
   }
 
-  /// acc = the tile's sums for consumer group `group`.
+  CUTLASS_DEVICE static void add(float const (&sums)[kRegisters], float (&total)[kRegisters]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRegisters; ++i) total[i] += sums[i];
+  }
+
+  /// acc = the tile's sums for consumer group `group`. Its code is kept short, by loops that are not unrolled: in a
+  /// cache of instructions that does not hold it a group spends more time on a piece than the tensor cores do.
   CUTLASS_DEVICE static void mma(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared, uint64_t pieces,
                                  uint64_t positions, Position& at, int group, int lane, Accumulators& acc) {
     if constexpr (kShortSums) {
@@ -167,17 +173,22 @@ struct StreamMainloop {
 
     fence(acc[0]);
     fence(acc[1]);
+    CUTLASS_PRAGMA_NO_UNROLL
     for (int slab = 0; slab < p.x.slabs; ++slab) {
       // Planes of the slab: the first is group 0's alone, the last one group 1's.
       if (group == 1) pass(p, shared, at.stage, lane);
+      CUTLASS_PRAGMA_NO_UNROLL
       for (int d = 0; d < cls.depth_count; ++d) {
         shared.full[at.stage.slot].wait(at.stage.phase);
         uint64_t const x = positions + at.stage.slot * stage_units;
         int piece = 0;
+        CUTLASS_PRAGMA_NO_UNROLL
         for (int h = 0; h < cls.height_count; ++h) {
+          CUTLASS_PRAGMA_NO_UNROLL
           for (int w = 0; w < cls.width_count[0]; ++w, ++piece) {
             multiply(acc[0], accumulate[0], x + static_cast<uint32_t>(cls.operand_offset[piece]));
           }
+          CUTLASS_PRAGMA_NO_UNROLL
           for (int w = 0; w < cls.width_count[1]; ++w, ++piece) {
             multiply(acc[1], accumulate[1], x + static_cast<uint32_t>(cls.operand_offset[piece]));
           }
@@ -193,71 +204,105 @@ struct StreamMainloop {
     fence(acc[1]);
   }
 
-  /// In tf32 mode the products of a few pieces of one W parity gather in registers of their own and are added to the
-  /// tile's with rounding to nearest; meanwhile the other group multiplies.
+  /// In tf32 mode the products of up to kPiecesOfSum pieces of one W parity gather in registers of their own and are
+  /// added to the tile's with rounding to nearest. A group waits for every such sum, so they are few: the pieces of a
+  /// slab come parity by parity.
   CUTLASS_DEVICE static void mma_short_sums(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared,
                                             uint64_t pieces, uint64_t positions, Position& at, int group, int lane,
                                             Accumulators& acc) {
     uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
+    int const last_parity = cls.width_count[1] > 0 ? 1 : 0;
     float sums[kRegisters];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kRegisters; ++i) acc[0][i] = acc[1][i] = sums[i] = 0.f;
 
-    auto gather = [&](float(&total)[kRegisters], uint64_t x, int piece, int count) {
-      RingState used = at.slot;
-      fence(sums);
-      for (int i = 0; i < count; ++i) {
-        shared.piece_full[at.slot.slot].wait(at.slot.phase);
-        cute::warpgroup_arrive();
-        uint64_t const w = pieces + static_cast<uint32_t>(at.slot.slot) * (kPieceBytes >> 4);
-        uint64_t const v = x + static_cast<uint32_t>(cls.operand_offset[piece + i]);
-        CUTLASS_PRAGMA_UNROLL
-        for (int k = 0; k < 4; ++k) {
-          fma(w + 2 * k, v + 2 * k, sums, i > 0 || k > 0, std::make_index_sequence<kRegisters>{});
-        }
-        cute::warpgroup_commit_batch();
-        at.slot.advance(1, p.slots);
+    int used_slot = -1, used_stage = -1;  // to be handed back once what was read there has been multiplied
+    auto hand_back = [&] {
+      if (lane == 0) {
+        if (used_slot >= 0) shared.piece_empty[used_slot].arrive();
+        if (used_stage >= 0) shared.empty[used_stage].arrive();
       }
-      cute::warpgroup_wait<0>();
-      fence(sums);
-      for (int i = 0; i < count; ++i) {
-        if (lane == 0) shared.piece_empty[used.slot].arrive();
-        used.advance(1, p.slots);
-      }
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kRegisters; ++i) total[i] += sums[i];
+      used_slot = used_stage = -1;
     };
-
+    CUTLASS_PRAGMA_NO_UNROLL
     for (int slab = 0; slab < p.x.slabs; ++slab) {
       // Planes of the slab: the first is group 0's alone, the last one group 1's.
       if (group == 1) pass(p, shared, at.stage, lane);
-      for (int d = 0; d < cls.depth_count; ++d) {
-        shared.full[at.stage.slot].wait(at.stage.phase);
-        uint64_t const x = positions + at.stage.slot * stage_units;
-        int piece = 0;
-        CUTLASS_PRAGMA_UNROLL
-        for (int parity = 0; parity < 2; ++parity) {
-          int const end = piece + cls.height_count * cls.width_count[parity];
-          while (piece < end) {
-            int const count = end - piece < kPiecesOfSum ? end - piece : kPiecesOfSum;
-            gather(acc[parity], x, piece, count);
-            piece += count;
+      int first = 0;  // among a plane's pieces, of this parity
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int parity = 0; parity < 2; ++parity) {
+        int const per_plane = cls.height_count * cls.width_count[parity];
+        RingState plane = at.stage;
+        int of_plane = 0;
+        int count;
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int left = cls.depth_count * per_plane; left > 0; left -= count) {
+          count = min(left, kPiecesOfSum);
+          fence(sums);
+          CUTLASS_PRAGMA_NO_UNROLL
+          for (int i = 0; i < count; ++i) {
+            uint64_t const w = pieces + static_cast<uint32_t>(at.slot.slot) * (kPieceBytes >> 4);
+            uint64_t const x =
+                positions + plane.slot * stage_units + static_cast<uint32_t>(cls.operand_offset[first + of_plane]);
+            shared.full[plane.slot].wait(plane.phase);
+            shared.piece_full[at.slot.slot].wait(at.slot.phase);
+            cute::warpgroup_arrive();
+            CUTLASS_PRAGMA_UNROLL
+            for (int k = 0; k < 4; ++k) {
+              fma(w + 2 * k, x + 2 * k, sums, i > 0 || k > 0, std::make_index_sequence<kRegisters>{});
+            }
+            cute::warpgroup_commit_batch();
+            cute::warpgroup_wait<1>();
+            hand_back();
+            used_slot = at.slot.slot;
+            at.slot.advance(1, p.slots);
+            if (++of_plane == per_plane) {
+              of_plane = 0;
+              if (parity == last_parity) used_stage = plane.slot;
+              plane.advance(1, p.x.stages);
+            }
+          }
+          cute::warpgroup_wait<0>();
+          hand_back();
+          fence(sums);
+          if (parity == 0) {
+            add(sums, acc[0]);
+          } else {
+            add(sums, acc[1]);
           }
         }
-        __syncwarp();
-        if (lane == 0) shared.empty[at.stage.slot].arrive();
-        at.stage.advance(1, p.x.stages);
+        first += per_plane;
+      }
+      for (int d = 0; d < cls.depth_count; ++d) {
+        if (first == 0) {
+          pass(p, shared, at.stage, lane);
+        } else {
+          at.stage.advance(1, p.x.stages);
+        }
       }
       if (group == 0) pass(p, shared, at.stage, lane);
     }
   }
 
+  /// The copy engine rounds values in the last half unit before infinity to it, where TF32's largest number is meant
+  /// (operand_bits.hpp): an infinite sum becomes nan, so that it is computed again.
+  CUTLASS_DEVICE static void suspect_infinities(Accumulators& acc) {
+    if constexpr (std::is_same_v<T, float>) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 2 * kRegisters; ++i) {
+        float& sum = acc[i / kRegisters][i % kRegisters];
+        sum = fmaf(sum, 0.f, sum);
+      }
+    }
+  }
+
   /// Whether a sum is nan (or infinite, which does no harm: y decides in the end).
   CUTLASS_DEVICE static bool holds_nan(Accumulators const& acc) {
-    float any = 0.f;
+    // Several sums, as each waits for its own last term.
+    float any[8] = {};
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 2 * kRegisters; ++i) any = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, any);
-    return any != 0.f;
+    for (int i = 0; i < 2 * kRegisters; ++i) any[i % 8] = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, any[i % 8]);
+    return (any[0] + any[1]) + (any[2] + any[3]) + ((any[4] + any[5]) + (any[6] + any[7])) != 0.f;
   }
 
  private:

@@ -113,12 +113,13 @@ struct PartsMainloop : StreamMainloop<SplitFloat> {
   /// Whether a sum is nan (or infinite, which does no harm: y decides in the end). A nan of x reaches every weight row,
   /// so one of a thread's two tells.
   CUTLASS_DEVICE static bool holds_nan(Accumulators const& acc) {
-    float any = 0.f;
+    float any[4] = {};  // several sums, as each waits for its own last term
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 2 * kRegisters; ++i) {
-      if (i % 4 < 2) any = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, any);
+      float& sum = any[i % 2 + i / 4 % 2 * 2];
+      if (i % 4 < 2) sum = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, sum);
     }
-    return any != 0.f;
+    return (any[0] + any[1]) + (any[2] + any[3]) != 0.f;
   }
 
  private:

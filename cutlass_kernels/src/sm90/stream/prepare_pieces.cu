@@ -89,10 +89,9 @@ __device__ void write_pieces(PieceParams const& p, int32_t const* exponents) {
     while (rest < p.first_piece[cls]) --cls;
     Program const& program = p.program[cls];
     rest -= p.first_piece[cls];
-    int const pieces = program.pieces();
-    int const depth = rest / pieces % program.depth.count;
-    int const slab = rest / pieces / program.depth.count;
-    Piece const piece = program.piece(depth, rest % pieces);
+    int const pieces = program.depth.count * program.pieces();
+    int const slab = rest / pieces;
+    Piece const piece = program.piece(rest % pieces);
     int const out_channel = tile * kTileChannels + row_channel(p.channels_last, row);
     int64_t offset = out_channel * p.weight_stride[1];
     for (int axis = 0; axis < 3; ++axis) offset += piece.tap[axis] * p.weight_stride[2 + axis];
