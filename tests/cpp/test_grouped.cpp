@@ -30,6 +30,19 @@ std::string refusal(Problem const& p) {
   return supported(p, message) == CONVT3D_OK ? "" : text;
 }
 
+// One number takes in 128 products at most.
+TEST(Grouped, LongSumsHaveParts) {
+  Problem p = problem(4, 1, 1, 8, 7, 2);
+  p.stride[0] = 1;
+  EXPECT_TRUE(takes_cells(p)) << "7 * 4 * 4";
+  EXPECT_GT(products_of_part(p), 7 * 4 * 4);
+  p.kernel[0] = 9;
+  EXPECT_FALSE(takes_cells(p));
+  EXPECT_EQ(products_of_part(p), 16);
+  p = problem(40, 16, 1, 8, 7, 1);
+  EXPECT_EQ(products_of_part(p), 16 * 343 / 64);
+}
+
 TEST(Grouped, TakesMedNeXtAndSmallGroups) {
   for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
     for (int64_t kernel : {1, 3, 5, 7}) EXPECT_EQ(refusal(problem(32, 1, 1, 64, kernel, 2, layout)), "") << kernel;

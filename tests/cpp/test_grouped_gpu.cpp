@@ -82,6 +82,27 @@ TEST_P(GroupedGpu, MedNeXt) {
   }
 }
 
+// Sums that only grow, so that every rounding counts: hundreds of products, by either kernel, or by the general one
+// where the other would have too many.
+TEST_P(GroupedGpu, LongSumsOfOneSign) {
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    Problem p = depthwise(test::cubic_problem(1, 1, 1, 10, 7, 1, 3, 0), 40, 1, layout);
+    run(p, 1, test::one_sign_draw);
+    p = grouped(test::cubic_problem(1, 1, 1, 8, 3, 1, 1, 0), 40, 12, 1, layout);
+    run(p, 2, test::one_sign_draw);
+    for (int64_t depth : {7, 13}) {
+      if (depth > 7 && layout == Layout::kNdhwc) continue;  // too many weights for a block's shared memory
+      p = test::cubic_problem(1, 1, 1, 8, 7, 2, 3, 1);
+      p.kernel[0] = depth;
+      p.stride[0] = 1;
+      p.padding[0] = depth / 2;
+      p.output_padding[0] = 0;
+      p = depthwise(p, 34, 1, layout);
+      run(p, static_cast<uint64_t>(depth), test::one_sign_draw);
+    }
+  }
+}
+
 TEST_P(GroupedGpu, EveryActivationBeforeAndAfterAdd) {
   test::for_each_activation(
       [](Layout layout) { return depthwise(test::cubic_problem(2, 1, 1, 5, 3, 2, 1, 1), 9, 1, layout); },
@@ -111,9 +132,11 @@ TEST_P(GroupedGpu, ViewsAndSlices) {
     p.x_alignment = p.add_alignment = p.y_alignment = GetParam().dtype == CONVT3D_F32 ? 4 : 2;
     run(p, 9);
     Problem wide = p;
+    wide.in_channels = 50;
     wide.groups = 1;
     wide.out_channels = 41;
     test::pack(wide, layout);
+    std::copy(wide.x_stride, wide.x_stride + 5, p.x_stride);
     std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
     for (int64_t& stride : p.add_stride) stride = 0;
     run(p, 10);

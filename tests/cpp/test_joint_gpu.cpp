@@ -103,6 +103,13 @@ TEST_P(Joint, EveryActivationBeforeAndAfterAdd) {
                             [this](Problem const& p, uint64_t seed) { run(p, seed); });
 }
 
+// Every sum only grows. TF32's are short; in 16-bit types those of 16 channels are.
+TEST_P(Joint, OperandsOfOneSign) {
+  for (Layout layout : kLayouts) {
+    run(problem({4, GetParam().dtype == CONVT3D_F32 ? 256 : 16, 24, 3, 4, 4}, 1, layout), 1, test::one_sign_draw);
+  }
+}
+
 // Only taps that reach an output may touch it, and infinities stay what fp32 makes of them.
 TEST_P(Joint, NonFiniteValues) {
   for (Layout layout : kLayouts) {

@@ -13,10 +13,14 @@
 
 namespace convt3d::sm80 {
 
+/// Where a sum is kept that short ones are added to (short_sums.hpp).
+enum class ShortIn { kNone, kRegisters, kSharedMemory };
+
 // Operand: what the tensor cores read. Element: x, y, add and bias as the caller holds them. kMinBlocks: thread blocks
-// per multiprocessor that the register budget must allow.
+// per multiprocessor that the register budget must allow. kSumIterations: of the mainloop, for a short sum, or where
+// the mainloop has its own, for what of them comes to shared memory.
 template <class Operand_, class Element_, class Math_, class Tile_, class WarpTile_, class Instruction_, int kStages_,
-          int kMinBlocks_>
+          int kMinBlocks_, ShortIn kSums_ = ShortIn::kNone, int kSumIterations_ = 0>
 struct Config {
   using Operand = Operand_;
   using Element = Element_;
@@ -26,6 +30,8 @@ struct Config {
   using Instruction = Instruction_;
   static constexpr int kStages = kStages_;
   static constexpr int kMinBlocks = kMinBlocks_;
+  static constexpr ShortIn kSums = kSums_;
+  static constexpr int kSumIterations = kSumIterations_;
 };
 
 template <int M, int N, int K>
@@ -37,14 +43,23 @@ using Multiply3xTf32 = cutlass::arch::OpMultiplyAddFastF32;
 // as leaves three blocks per multiprocessor without spills: the kernel is bound by instruction issue, so rows are set
 // up and filters fetched for large tiles, and by latency, so a second and third block must be there. 3xTF32 keeps two
 // parts of every fragment and affords only half the rows.
+//
+// "Long": for sums of many products (select.cpp). Sums in shared memory leave the tile as it is, and cost a device
+// without room for three thread blocks one of them; there TF32 has a tile of half the size, with sums in registers.
 // clang-format off
 using Tf32N64 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 64, 16>, Shape<64, 32, 16>, Shape<16, 8, 8>, 3, 3>;
+using Tf32N64Long = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 64, 16>, Shape<64, 32, 16>, Shape<16, 8, 8>, 3, 3, ShortIn::kSharedMemory, 8>;
+using Tf32N64LongSmall = Config<cutlass::tfloat32_t, float, Multiply, Shape<64, 64, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 4, ShortIn::kRegisters, 8>;
 using Tf32N32 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 4>;
+using Tf32N32Long = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3, ShortIn::kRegisters, 8>;
 using IeeeN64 = Config<float, float, Multiply3xTf32, Shape<64, 64, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3>;
+using IeeeN64Long = Config<float, float, Multiply3xTf32, Shape<64, 64, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3, ShortIn::kSharedMemory, 32>;
 using IeeeN32 = Config<float, float, Multiply3xTf32, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3>;
+using IeeeN32Long = Config<float, float, Multiply3xTf32, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3, ShortIn::kSharedMemory, 32>;
 template <class Half> using HalfN64 = Config<Half, Half, Multiply, Shape<128, 64, 32>, Shape<32, 64, 32>, Shape<16, 8, 16>, 3, 3>;
 template <class Half> using HalfN128 = Config<Half, Half, Multiply, Shape<128, 128, 32>, Shape<64, 64, 32>, Shape<16, 8, 16>, 3, 2>;
 template <class Half> using HalfN32 = Config<Half, Half, Multiply, Shape<128, 32, 32>, Shape<32, 32, 32>, Shape<16, 8, 16>, 3, 4>;
+template <class Half> using HalfN32Long = Config<Half, Half, Multiply, Shape<128, 32, 32>, Shape<32, 32, 32>, Shape<16, 8, 16>, 3, 3, ShortIn::kRegisters, 4>;
 // clang-format on
 
 }  // namespace convt3d::sm80

@@ -31,10 +31,11 @@ struct NcdhwEpilogue {
     float tile[Shape::kM * kPitch];
   };
 
-  CUTLASS_DEVICE static void run(SharedStorage& storage, typename Mma::FragmentC const& accumulators,
+  using IteratorC = typename WarpMma::IteratorC;
+
+  CUTLASS_DEVICE static void run(SharedStorage& storage, typename IteratorC::Fragment const& accumulators,
                                  TileContext<Mma> const& tile, int thread_idx, int warp_idx, int lane_idx) {
     __syncthreads();  // the mainloop's stages share this memory
-    using IteratorC = typename WarpMma::IteratorC;
     IteratorC iterator({storage.tile, typename IteratorC::Layout(kPitch)}, lane_idx);
     iterator.add_tile_offset({warp_idx % WarpCount::kM, warp_idx / WarpCount::kM});
     iterator.store(accumulators);

@@ -9,12 +9,33 @@
 
 #include "cutlass/conv/kernel/default_conv3d_dgrad.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
+#include "cutlass/gemm/threadblock/mma_base.h"
 #include "sm80/call.hpp"
 #include "sm80/kernel.hpp"
+#include "sm80/short_sums.hpp"
 #include "sm80/split_mma.hpp"
 #include "sm80/x_iterator.hpp"
 
 namespace convt3d::sm80 {
+
+// The mainloop's policy as CUTLASS chose it, but for our warp-level operators.
+template <class Policy, class Config>
+struct MmaPolicy {
+  using Split = typename SplitNearest<typename Policy::Operator, typename Config::Math>::Type;
+  static constexpr bool kSplit = !std::is_same_v<Split, typename Policy::Operator>;
+  static constexpr int kSteps = Config::Tile::kK / Config::Instruction::kK;
+  static constexpr int kThreads =
+      32 * (Config::Tile::kM / Config::WarpTile::kM) * (Config::Tile::kN / Config::WarpTile::kN);
+  using Fragment = typename Split::FragmentC;
+  using Sums =
+      std::conditional_t<Config::kSums == ShortIn::kRegisters, ShortSums<Fragment, kSteps, Config::kSumIterations>,
+                         std::conditional_t<kSplit, StagedSums<Fragment, Config::kSumIterations, kThreads>,
+                                            StashedSums<Fragment, kSteps, Config::kSumIterations, kThreads>>>;
+  using Math = std::conditional_t<kSplit, typename Config::Math, cutlass::arch::OpMultiplyAdd>;
+  using Operator = std::conditional_t<Config::kSums == ShortIn::kNone, Split, ShortSumMma<Split, Sums, Math>>;
+  using Type = cutlass::gemm::threadblock::MmaPolicy<Operator, typename Policy::SmemPaddingA,
+                                                     typename Policy::SmemPaddingB, Policy::kPartitionsK>;
+};
 
 template <class Config, bool kChannelsLast>
 struct Instance {
@@ -33,7 +54,7 @@ struct Instance {
   using Mma = cutlass::conv::threadblock::ImplicitGemmMultistage<
       typename Config::Tile, IteratorX, typename Default::SmemIteratorA, cutlass::arch::CacheOperation::Always,
       typename Default::IteratorB, typename Default::SmemIteratorB, cutlass::arch::CacheOperation::Global,
-      typename MmaPolicy<typename Default::MmaPolicy, typename Config::Math>::Type, Config::kStages>;
+      typename MmaPolicy<typename Default::MmaPolicy, Config>::Type, Config::kStages>;
   using ThreadMap = typename Default::Epilogue::OutputTileIterator::ThreadMap;
   using Visitor = NdhwcVisitor<Mma, Element, ThreadMap>;
   // One epilogue stage, steps not unrolled: eleven activations times eight steps would be a megabyte of code.
@@ -88,12 +109,18 @@ struct Instance {
         max_blocks = int64_t(Config::kMinBlocks - 1) * call.multiprocessors;
       }
     }
-    int const shared_bytes = int(sizeof(typename Kernel::SharedStorage));
-    // Set on every launch: it is per device and cheap, and remembering it would be state.
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    Problem const& p = *call.problem;
+    constexpr int kStorage = int(sizeof(typename Kernel::SharedStorage));
+    constexpr bool kStashes = Config::kSums == ShortIn::kSharedMemory;
+    constexpr int kStash = kStashes ? Kernel::kThreads * int(sizeof(typename Kernel::Sums)) : 0;
+    // It may cost a thread block on a multiprocessor.
+    bool const stash = kStashes && longest_sum(p) > Config::kSumIterations * Mma::Shape::kK;
+    int const shared_bytes = kStorage + (stash ? kStash : 0);
+    // Set on every launch: it is per device and cheap, and remembering it would be state. The same for all calls:
+    // another thread's may come in between.
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStorage + kStash);
     if (error != cudaSuccess) return error;
 
-    Problem const& p = *call.problem;
     Size5 const add_stride = effective_add_stride(p);
     Size5 const y_sizes = y_shape(p);
     int64_t const classes = residue_class_count(p.stride);
@@ -101,6 +128,7 @@ struct Instance {
     for (int64_t first = 0; first < p.batch; first += chunk) {
       int const samples = static_cast<int>(std::min(chunk, p.batch - first));
       KernelParams<Mma> params;
+      params.stash = stash;
       params.column_tiles = static_cast<int>((p.out_channels + Mma::Shape::kN - 1) / Mma::Shape::kN);
       params.x = static_cast<Operand const*>(call.x) + first * call.x_stride[0];
       params.tail.bias = call.bias;

@@ -12,6 +12,7 @@
 #include "cutlass/conv/convolution.h"
 #include "dependent_launch.hpp"
 #include "sm80/epilogue_ncdhw.hpp"
+#include "sm80/short_sums.hpp"
 #include "sm80/tail.hpp"
 #include "sm80/visitor_ndhwc.hpp"
 
@@ -28,9 +29,11 @@ struct DgradKernel {
   using VisitorEpilogue = VisitorEpilogue_;  // EpilogueWithVisitorCallbacks<.., NdhwcVisitor>
   using Shape = typename Mma::Shape;
   using PlaneEpilogue = NcdhwEpilogue<Mma, Element>;
+  using Sums = typename Mma::Operator::IteratorC::Fragment;  // a thread's
   static constexpr int kThreads = 32 * Mma::WarpCount::kCount;
 
-  struct SharedStorage {
+  // Behind it, where sums are stashed (short_sums.hpp), those of all threads.
+  struct alignas(16) SharedStorage {
     union {
       typename Mma::SharedStorage mainloop;
       typename VisitorEpilogue::SharedStorage visitor;
@@ -71,7 +74,7 @@ struct DgradKernel {
     __syncthreads();
 
     typename Mma::FragmentC accumulators;
-    accumulators.clear();
+    start_sums(accumulators, cls.k_iterations, params.stash ? reinterpret_cast<float4*>(&storage + 1) : nullptr);
     if (cls.k_iterations > 0) {
       typename Mma::IteratorA iterator_x(cls.iterator_x, cls.size, params.x, storage.rows, thread_idx);
       typename Mma::IteratorB iterator_filter(cls.iterator_filter, cls.size, cls.filter, thread_idx, {0, column_begin});
@@ -79,19 +82,32 @@ struct DgradKernel {
       mma(cls.k_iterations, accumulators, iterator_x, iterator_filter, accumulators);
     }
 
+    auto const& sums = finish_sums(accumulators);
+
     TileContext<Mma> const tile{&cls, params.x, &tail, storage.rows, row_begin, column_begin};
     if constexpr (kChannelsLast) {
       typename VisitorEpilogue::Params const visitor_params{};
       VisitorEpilogue epilogue(visitor_params, storage.visitor, thread_idx, warp_idx, lane_idx);
-      epilogue(accumulators, {0, 0, 0}, tile, thread_idx);
+      epilogue(sums, {0, 0, 0}, tile, thread_idx);
     } else {
-      PlaneEpilogue::run(storage.plane, accumulators, tile, thread_idx, warp_idx, lane_idx);
+      PlaneEpilogue::run(storage.plane, sums, tile, thread_idx, warp_idx, lane_idx);
     }
   }
 };
 
+// Compiled for SM80, a kernel with a stash beside sums that fill the registers needs more of these than three blocks
+// leave; and the devices that run such code have shared memory for two (select.cpp).
 template <class Kernel, int kMinBlocks>
-__global__ void __launch_bounds__(Kernel::kThreads, kMinBlocks)
+constexpr int min_blocks() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return kStashed<typename Kernel::Mma::FragmentC> ? kMinBlocks - 1 : kMinBlocks;
+#else
+  return kMinBlocks;
+#endif
+}
+
+template <class Kernel, int kMinBlocks>
+__global__ void __launch_bounds__(Kernel::kThreads, (min_blocks<Kernel, kMinBlocks>()))
     dgrad_kernel(__grid_constant__ typename Kernel::Params const params) {
   extern __shared__ __align__(16) unsigned char shared[];
   Kernel::run(params, *reinterpret_cast<typename Kernel::SharedStorage*>(shared), blockIdx.x);

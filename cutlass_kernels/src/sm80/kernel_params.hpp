@@ -66,6 +66,7 @@ struct KernelParams {
   int class_count;
   int column_tiles;          // GEMM N tiles
   int blocks;                // of the whole grid; what is launched may be fewer
+  bool stash;                // behind the kernel's shared memory there is room for a stash (short_sums.hpp)
   int32_t const* condition;  // see Call
   typename Mma::IteratorA::Element const* x;
   TailParams tail;

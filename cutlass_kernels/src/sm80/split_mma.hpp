@@ -5,7 +5,6 @@
 
 #include "cutlass/arch/mma.h"
 #include "cutlass/array.h"
-#include "cutlass/gemm/threadblock/mma_base.h"
 #include "cutlass/gemm/warp/mma_tensor_op_fast_f32.h"
 #include "sm80/split.hpp"
 
@@ -39,17 +38,15 @@ struct NearestSplitMma : FastF32 {
   }
 };
 
-// The mainloop's policy as CUTLASS chose it, but for that operator.
-template <class Policy, class Math>
-struct MmaPolicy {
-  using Type = Policy;
+// The warp-level operator as CUTLASS chose it, but for that split.
+template <class WarpMma, class Math>
+struct SplitNearest {
+  using Type = WarpMma;
 };
 
-template <class Policy>
-struct MmaPolicy<Policy, cutlass::arch::OpMultiplyAddFastF32> {
-  using Type =
-      cutlass::gemm::threadblock::MmaPolicy<NearestSplitMma<typename Policy::Operator>, typename Policy::SmemPaddingA,
-                                            typename Policy::SmemPaddingB, Policy::kPartitionsK>;
+template <class WarpMma>
+struct SplitNearest<WarpMma, cutlass::arch::OpMultiplyAddFastF32> {
+  using Type = NearestSplitMma<WarpMma>;
 };
 
 }  // namespace convt3d::sm80

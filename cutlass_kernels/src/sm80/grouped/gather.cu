@@ -59,7 +59,9 @@ __global__ void __launch_bounds__(kThreads, 2) gather_kernel(__grid_constant__ P
 
     if (!inside[0]) return;  // nor is any that follows
 
-    float sum[kPositions][kOutputs] = {};
+    // `sum` takes in `part` from time to time: rounding errors grow with the additions to one number.
+    float sum[kPositions][kOutputs] = {}, part[kPositions][kOutputs] = {};
+    int products = 0;  // of a part, at most
 #pragma unroll 1
     for (int input = 0; input < p.inputs; ++input) {
       T const* const x = plane.x + input * p.x_stride_c;
@@ -97,10 +99,19 @@ __global__ void __launch_bounds__(kThreads, 2) gather_kernel(__grid_constant__ P
               }
               // A tap outside x is no product with zero, since its weight may be infinite.
 #pragma unroll
-              for (int i = 0; i < kPositions; ++i) sum[i][j] = live[i] ? fmaf(value[i], factor, sum[i][j]) : sum[i][j];
+              for (int i = 0; i < kPositions; ++i)
+                part[i][j] = live[i] ? fmaf(value[i], factor, part[i][j]) : part[i][j];
               from_w -= p.input_step[2];
               tap += p.tap_step[2];
             }
+          }
+          products += p.row_products;
+          if (products < p.part_products) continue;
+          products = 0;
+#pragma unroll
+          for (int i = 0; i < kPositions * kOutputs; ++i) {
+            sum[i / kOutputs][i % kOutputs] += part[i / kOutputs][i % kOutputs];
+            part[i / kOutputs][i % kOutputs] = 0.f;
           }
         }
       }
@@ -109,6 +120,8 @@ __global__ void __launch_bounds__(kThreads, 2) gather_kernel(__grid_constant__ P
 #pragma unroll
     for (int i = 0; i < kPositions; ++i) {
       if (!inside[i]) continue;
+#pragma unroll
+      for (int j = 0; j < kOutputs; ++j) sum[i][j] += part[i][j];
       finish<kOutputs>(p, plane, sum[i], at[i][0] * p.stride[0] + residue[0], at[i][1] * p.stride[1] + residue[1],
                        at[i][2] * p.stride[2] + residue[2]);
     }

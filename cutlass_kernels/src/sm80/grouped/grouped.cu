@@ -45,6 +45,8 @@ Params make_params(Problem const& p, convt3d_tensors const& t) {
                                   cutlass::FastDivmod(static_cast<int>(std::max<int64_t>(c.count, 1)))};
     }
   }
+  params.row_products = static_cast<int>(most_taps(p, 2));
+  params.part_products = static_cast<int>(products_of_part(p));
   params.position_tiles = cutlass::FastDivmod(static_cast<int>(position_tiles(p)));
   params.channel_blocks = cutlass::FastDivmod(static_cast<int>(channel_blocks(p)));
   if (takes_cells(p)) {

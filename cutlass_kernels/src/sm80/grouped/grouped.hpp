@@ -22,6 +22,16 @@ constexpr int64_t kMaxInputs = 4;         // of a group, where a launch for each
 constexpr int64_t kMaxInputsOfMany = 16;  // and where there are too many groups for that
 constexpr int64_t kMaxStride = 8;         // along one dimension
 
+/// Products that may go into one fp32 number, one after the other: the roundings of as many of one sign stay within the
+/// bound of docs/numerics.md.
+constexpr int64_t kMaxPlainSum = 128;
+
+/// Of a longer sum: about as many products as there are parts, but for whole rows of taps.
+constexpr int64_t products_of_part(Problem const& p) {
+  int64_t const products = p.in_channels / p.groups * most_taps(p, 0) * most_taps(p, 1) * most_taps(p, 2);
+  return products <= kMaxPlainSum ? kMaxPlainSum + 1 : products <= 64 * 16 ? 16 : products / 64;
+}
+
 /// Whether lanes are channels, and not neighbours along W.
 constexpr bool lanes_are_channels(Problem const& p) { return p.out_channels > 1 && p.y_stride[1] == 1; }
 
@@ -57,14 +67,14 @@ struct Cell {
 /// t above.
 constexpr int64_t cell_shift(int64_t kernel, int64_t padding) { return (padding - kernel / 2) / 2; }
 
-/// Whether such a kernel exists: any D, and one of 3, 5 and 7 in H and W.
+/// Whether such a kernel exists: any D, and one of 3, 5 and 7 in H and W. It adds all products to one number.
 constexpr bool takes_cells(Problem const& p) {
   int64_t const k = p.kernel[1];
   if (p.groups != p.in_channels || p.kernel[2] != k || (k != 3 && k != 5 && k != 7)) return false;
   for (int axis : {1, 2}) {
     if (p.stride[axis] != 2 || p.dilation[axis] != 1 || (p.padding[axis] - k / 2) % 2 != 0) return false;
   }
-  return true;
+  return most_taps(p, 0) * most_taps(p, 1) * most_taps(p, 2) <= kMaxPlainSum;
 }
 
 constexpr int64_t cells_of_position(Problem const& p) {

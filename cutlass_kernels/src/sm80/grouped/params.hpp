@@ -34,6 +34,7 @@ struct Params {
   int out_channels, inputs, outputs;  // the latter two of one group
   int in_size[3], out_size[3], kernel[3], stride[3];
   int tap_step[3], input_step[3];
+  int row_products, part_products;  // of a row of taps, and of what the general kernel sums up by itself, at most
   Residue residues[3][kMaxStride];
   cutlass::FastDivmod position_tiles, channel_blocks;
   cutlass::FastDivmod columns, row_blocks;  // of cells

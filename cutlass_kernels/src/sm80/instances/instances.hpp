@@ -9,13 +9,20 @@
 namespace convt3d::sm80 {
 
 LaunchFn tf32_n64(bool channels_last);
+LaunchFn tf32_n64_long(bool channels_last);
+LaunchFn tf32_n64_long_small(bool channels_last);
 LaunchFn tf32_n32(bool channels_last);
+LaunchFn tf32_n32_long(bool channels_last);
 LaunchFn ieee_n64(bool channels_last);
+LaunchFn ieee_n64_long(bool channels_last);
 LaunchFn ieee_n32(bool channels_last);
+LaunchFn ieee_n32_long(bool channels_last);
 LaunchFn f16_n64(bool channels_last);
 LaunchFn f16_n32(bool channels_last);
+LaunchFn f16_n32_long(bool channels_last);
 LaunchFn bf16_n64(bool channels_last);
 LaunchFn bf16_n32(bool channels_last);
+LaunchFn bf16_n32_long(bool channels_last);
 LaunchFn f16_n128();  // channels contiguous alone
 LaunchFn bf16_n128();
 

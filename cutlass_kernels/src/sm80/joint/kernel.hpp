@@ -8,12 +8,9 @@
 
 #include <utility>
 
-#include "cute/arch/mma_sm80.hpp"
-#include "cutlass/bfloat16.h"
-#include "cutlass/half.h"
-#include "cutlass/tfloat32.h"
 #include "dependent_launch.hpp"
 #include "sm80/joint/epilogue.hpp"
+#include "sm80/joint/instructions.hpp"
 
 namespace convt3d::sm80::joint {
 
@@ -21,52 +18,6 @@ namespace convt3d::sm80::joint {
 template <class F, int... I>
 CUTLASS_DEVICE void unroll(std::integer_sequence<int, I...>, F&& f) {
   (f(std::integral_constant<int, I>{}), ...);
-}
-
-/// 16 bytes, asynchronously: copied or, where `copy` is false, zeroed without a look at `from`. Nothing if not `live`.
-CUTLASS_DEVICE void copy_or_zero(uint32_t to, void const* from, bool copy, bool live = true) {
-  asm volatile(
-      "{\n"
-      "  .reg .pred p;\n"
-      "  setp.ne.b32 p, %3, 0;\n"
-      "  @p cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
-      "}\n" ::"r"(to),
-      "l"(from), "r"(copy ? 16 : 0), "r"(int(live))
-      : "memory");
-}
-
-CUTLASS_DEVICE void load_matrices(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-
-CUTLASS_DEVICE void load_matrices_transposed(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-
-CUTLASS_DEVICE uint32_t load_word(uint32_t from) {
-  uint32_t word;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
-  return word;
-}
-
-/// acc += 16 rows of x by 8 output channels, of one step.
-CUTLASS_DEVICE void multiply(cutlass::half_t, float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
-  cute::SM80_16x8x16_F32F16F16F32_TN::fma(c[0], c[1], c[2], c[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2],
-                                          c[3]);
-}
-CUTLASS_DEVICE void multiply(cutlass::bfloat16_t, float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
-  cute::SM80_16x8x16_F32BF16BF16F32_TN::fma(c[0], c[1], c[2], c[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2],
-                                            c[3]);
-}
-CUTLASS_DEVICE void multiply(cutlass::tfloat32_t, float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
-  cute::SM80_16x8x8_F32TF32TF32F32_TN::fma(c[0], c[1], c[2], c[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2],
-                                           c[3]);
 }
 
 template <class Operand_, class Element_, class Kind>
@@ -81,8 +32,12 @@ struct JointKernel {
   // fetches the least from shared memory.
   static constexpr int kTiles = 2;
   static constexpr int kSides = kChannels / 8;
+  // Whether sums are kept short, which operands of one sign want (docs/numerics.md). In 16-bit types what a long sum
+  // loses is a twentieth of the rounding of the result.
+  static constexpr bool kShortSums = sizeof(Operand) == 4;
 
-  using Accumulators = float[kClasses][kTiles][kSides][4];
+  using ClassSums = float[kTiles][kSides][4];
+  using Accumulators = ClassSums[kClasses];
   template <int I>
   static constexpr Tap kTap = list_taps<Kind>().v[I];
 
@@ -180,7 +135,10 @@ struct JointKernel {
 
   /// Asynchronously, the step of input channels from `channel` on.
   CUTLASS_DEVICE static void load_step(Params const& p, Shared const& s, uint32_t at, int channel, int column_begin) {
-    int const thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    int thread = threadIdx.x;
+    // What follows from it is worked out anew in every step: there are no registers to keep it in.
+    if constexpr (kShortSums) asm volatile("" : "+r"(thread));
+    int const warp = thread / 32, lane = thread % 32;
     constexpr int kAccesses = kChannels / kVector;  // of a filter row
     int const row = lane / kAccesses, access = lane % kAccesses;
     int const column = column_begin + access * kVector;
@@ -253,48 +211,136 @@ struct JointKernel {
     }
   }
 
-  CUTLASS_DEVICE static void multiply_step(uint32_t at, Fetches const& fetch, Accumulators& acc) {
-    int const lane = threadIdx.x % 32;
-    uint32_t const x_at = at + kTaps * kTapStepBytes;
-    uint32_t filter_at[kSides];  // 16-bit types fetch both sides at once
-    if constexpr (sizeof(Operand) == 2) {
-      filter_at[0] = at + filter_offset(lane % 16, lane / 16);
-    } else {
-      CUTLASS_PRAGMA_UNROLL
-      for (int side = 0; side < kSides; ++side) {
-        int const channel = side * 8 + lane / 4;
-        filter_at[side] = at + filter_offset(lane % 4, channel / 4) + channel % 4 * 4;
-      }
-    }
-    uint32_t a[kTiles][4];
-    unroll(std::make_integer_sequence<int, kTaps>{}, [&](auto i) {
-      constexpr int kI = decltype(i)::value;
-      constexpr Tap tap = kTap<kI>;
-      constexpr int kNeighbour = (tap.delta[0] * Kind::kDeltas + tap.delta[1]) * Kind::kDeltas + tap.delta[2];
-      constexpr bool kFirst = is_first<kI>();
-      if constexpr (kFirst) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int tile = 0; tile < kTiles; ++tile) {
-          uint32_t const word = fetch[tile][kNeighbour / 2];
-          load_matrices(a[tile], x_at + (kNeighbour % 2 ? word >> 16 : word & 0xffff));
-        }
-      }
-      constexpr int kPlace = kI * kTapStepBytes;
-      uint32_t b[2 * kSides];
+  /// Where a lane fetches the weights of a step, but for the tap's place. 16-bit types fetch both sides at once.
+  struct FilterFetch {
+    uint32_t at[kSides];
+
+    CUTLASS_DEVICE explicit FilterFetch(uint32_t step) {
+      int thread = threadIdx.x;
+      if constexpr (kShortSums) asm volatile("" : "+r"(thread));  // as in load_step
+      int const lane = thread % 32;
       if constexpr (sizeof(Operand) == 2) {
-        load_matrices_transposed(b, filter_at[0] + kPlace);
+        at[0] = step + filter_offset(lane % 16, lane / 16);
       } else {
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 2 * kSides; ++i) b[i] = load_word(filter_at[i / 2] + kPlace + i % 2 * 4 * 64);
+        for (int side = 0; side < kSides; ++side) {
+          int const channel = side * 8 + lane / 4;
+          at[side] = step + filter_offset(lane % 4, channel / 4) + channel % 4 * 4;
+        }
       }
-      CUTLASS_PRAGMA_UNROLL
-      for (int side = 0; side < kSides; ++side) {
+    }
+
+    CUTLASS_DEVICE void load(uint32_t (&b)[2 * kSides], int tap) const {
+      int const place = tap * kTapStepBytes;
+      if constexpr (sizeof(Operand) == 2) {
+        load_matrices_transposed(b, at[0] + place);
+      } else {
         CUTLASS_PRAGMA_UNROLL
-        for (int tile = 0; tile < kTiles; ++tile) {
-          multiply(Operand{}, acc[tap.cls][tile][side], a[tile], b[2 * side], b[2 * side + 1]);
+        for (int i = 0; i < 2 * kSides; ++i) b[i] = load_word(at[i / 2] + place + i % 2 * 4 * 64);
+      }
+    }
+  };
+
+  using Rows = uint32_t[kTiles][4];
+
+  template <int kNeighbour>
+  CUTLASS_DEVICE static void load_rows(Rows& a, uint32_t x_at, Fetches const& fetch) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      uint32_t const word = fetch[tile][kNeighbour / 2];
+      load_matrices(a[tile], x_at + (kNeighbour % 2 ? word >> 16 : word & 0xffff));
+    }
+  }
+
+  CUTLASS_DEVICE static void multiply_tap(ClassSums& sums, Rows const& a, uint32_t const (&b)[2 * kSides]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int side = 0; side < kSides; ++side) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        multiply(Operand{}, sums[tile][side], a[tile], b[2 * side], b[2 * side + 1]);
+      }
+    }
+  }
+
+  CUTLASS_DEVICE static void multiply_step(uint32_t at, Fetches const& fetch, Accumulators& acc) {
+    uint32_t const x_at = at + kTaps * kTapStepBytes;
+    FilterFetch const filter(at);
+    if constexpr (kShortSums) {
+      unroll(std::make_integer_sequence<int, Kind::kDeltas>{},
+             [&](auto d) { multiply_plane<decltype(d)::value>(filter, x_at, fetch, acc); });
+    } else {
+      Rows a;
+      unroll(std::make_integer_sequence<int, kTaps>{}, [&](auto i) {
+        constexpr int kI = decltype(i)::value;
+        constexpr Tap tap = kTap<kI>;
+        if constexpr (is_first<kI>()) load_rows<neighbour(tap)>(a, x_at, fetch);
+        uint32_t b[2 * kSides];
+        filter.load(b, kI);
+        multiply_tap(acc[tap.cls], a, b);
+      });
+    }
+  }
+
+  /// Neighbours whose rows are in registers: what compiles without spills.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int kRowsAtHand = 4;
+#else
+  static constexpr int kRowsAtHand = 3;
+#endif
+
+  /// The tap of a class that reads a neighbour; -1: none.
+  static constexpr int tap_of(int cls, int wanted) {
+    for (int i = 0; i < kTaps; ++i) {
+      TapList<Kind> const list = list_taps<Kind>();
+      if (list.v[i].cls == cls && neighbour(list.v[i]) == wanted) return i;
+    }
+    return -1;
+  }
+
+  /// The taps whose neighbour is `kD` voxels further along D. Class by class, so that each one's products can have an
+  /// accumulator of their own before they are added to the others by fp32 instructions, which round.
+  ///
+  /// With three of the plane's four neighbours at hand the last one takes the place of the second when the first class
+  /// that reads all four has used that; the other such class, in the first plane, begins with it and fetches the second
+  /// anew.
+  template <int kD>
+  CUTLASS_DEVICE static void multiply_plane(FilterFetch const& filter, uint32_t x_at, Fetches const& fetch,
+                                            Accumulators& acc) {
+    static_assert(Kind::kDeltas == 2, "the order of neighbours below");
+    Rows a[kRowsAtHand];
+    unroll(std::make_integer_sequence<int, kClasses>{}, [&](auto i) {
+      constexpr int kI = decltype(i)::value;
+      constexpr int kClass = kRowsAtHand == 3 ? kI % 2 * 4 + kI / 2 : kI;
+      constexpr int kResidues = kClass % 4;  // along H and W
+      if constexpr (Kind::live(kClass / 4, kD)) {
+        constexpr bool kFirst = kClass / 4 == kD;
+        __syncwarp();  // holds loads back for which there are no registers yet
+        ClassSums sums = {};
+        unroll(std::make_integer_sequence<int, 4>{}, [&](auto j) {
+          constexpr int kInOrder = decltype(j)::value;
+          constexpr int kBackwards = kInOrder == 0 ? 3 : kInOrder == 1 ? 2 : kInOrder - 2;
+          constexpr int kNeighbour = kRowsAtHand == 3 && kResidues == 3 && !kFirst ? kBackwards : kInOrder;
+          constexpr int kTapIndex = tap_of(kClass, kD * 4 + kNeighbour);
+          if constexpr (kTapIndex >= 0) {
+            constexpr int kPlace = kNeighbour == kRowsAtHand ? 1 : kNeighbour;
+            constexpr bool kAnew = kRowsAtHand == 3 && kResidues == 3 && kNeighbour == 1;
+            constexpr bool kFetch = kFirst ? kNeighbour == kResidues : kAnew;
+            if constexpr (kFetch) load_rows<kD * 4 + kNeighbour>(a[kPlace], x_at, fetch);
+            uint32_t b[2 * kSides];
+            filter.load(b, kTapIndex);
+            multiply_tap(sums, a[kPlace], b);
+          }
+        });
+        CUTLASS_PRAGMA_UNROLL
+        for (int n = 0; n < kTiles * kSides * 4; ++n) {
+          acc[kClass][n / 4 / kSides][n / 4 % kSides][n % 4] += sums[n / 4 / kSides][n / 4 % kSides][n % 4];
         }
       }
     });
+  }
+
+  static constexpr int neighbour(Tap const& tap) {
+    return (tap.delta[0] * Kind::kDeltas + tap.delta[1]) * Kind::kDeltas + tap.delta[2];
   }
 
   /// Whether tap I is the first that reads its neighbour.
