@@ -266,8 +266,15 @@ def test_module_entry_point() -> None:
     assert out.stdout.strip() == convt3d.__version__
 
 
+def test_no_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    told = capsys.readouterr().err
+    for command in ("info", "demo", "check", "bench", "explain"):
+        assert f"    {command} " in told
+
+
 def test_unknown_commands_fail() -> None:
-    for arguments in ([], ["fly"], ["demo", "--batch", "0"]):
+    for arguments in (["fly"], ["demo", "--batch", "0"]):
         with pytest.raises(SystemExit) as error:
             main(arguments)
         assert error.value.code == 2
