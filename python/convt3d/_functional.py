@@ -216,8 +216,17 @@ def _cast(tensor: Tensor) -> Tensor:
 
     Of parameters autocast keeps what its rules have cast until the outermost autocast ends, so that PyTorch's
     convolutions do not cast a weight in every call. No function of torch gives that by itself, but this is an
-    operation with such a rule, and returns its operand as it is.
+    operation with such a rule, and returns its operand as it is. What is kept may have the type of an outer
+    autocast, and a CUDA graph must make what it reads.
     """
-    if tensor.requires_grad and tensor.dtype is torch.float32 and tensor.is_leaf:
-        return _einsum("...", [tensor])  # type: ignore[no-any-return]
-    return tensor.to(autocast_dtype(tensor, "cuda"))
+    dtype = autocast_dtype(tensor, "cuda")
+    if (
+        tensor.requires_grad
+        and tensor.dtype is torch.float32
+        and tensor.is_leaf
+        and not torch.cuda.is_current_stream_capturing()
+    ):
+        cast: Tensor = _einsum("...", [tensor])
+        if cast.dtype is dtype:
+            return cast
+    return tensor.to(dtype)

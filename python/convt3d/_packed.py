@@ -96,7 +96,8 @@ def _forward(*args: Any) -> Tensor:
             return out
     unpacked = unpack(*args)
     operator = _ops.forward_op if args[4] is None else _cat.cat_op
-    with torch._C._AutoDispatchBelowAutograd():
+    # The types are those that were compiled for: an autocast around the compiled call has no say in them.
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
         return operator(*unpacked)  # type: ignore[no-any-return]
 
 

@@ -232,6 +232,35 @@ TEST_P(Forward, RowsOfAnyLength) {
   }
 }
 
+// Slabs so large that the streaming kernel's ring is shorter than from a warp's unit to its next, and rows that the
+// warp stores by itself.
+TEST_P(Forward, OddRowsBesideLargeSlabs) {
+  struct Size {
+    int64_t kernel[3], stride[3], padding[3];
+  };
+  for (Layout layout : kLayouts) {
+    for (Size const& s : {Size{{5, 5, 5}, {2, 2, 2}, {2, 2, 2}}, Size{{2, 2, 2}, {1, 1, 1}, {0, 0, 0}},
+                          Size{{1, 3, 3}, {1, 1, 1}, {0, 1, 1}}, Size{{2, 3, 3}, {1, 1, 1}, {0, 0, 0}},
+                          Size{{3, 1, 1}, {1, 1, 1}, {1, 0, 0}}, Size{{3, 4, 4}, {1, 2, 2}, {1, 1, 1}},
+                          Size{{5, 4, 4}, {1, 2, 2}, {2, 1, 1}}}) {
+      Problem p = test::cubic_problem(1, 72, 40, 3, 2, 1, 0, 0, layout);
+      for (int axis = 0; axis < 3; ++axis) {
+        p.kernel[axis] = s.kernel[axis];
+        p.stride[axis] = s.stride[axis];
+        p.padding[axis] = s.padding[axis];
+      }
+      p.in_size[1] = 9;
+      p.in_size[2] = 19;
+      test::pack(p, layout);
+      p.has_bias = 1;
+      run(p, static_cast<uint64_t>(s.kernel[0]));
+      p.has_add = 1;
+      p.activation = CONVT3D_ACT_RELU;
+      run(p, static_cast<uint64_t>(s.kernel[0]) + 10);
+    }
+  }
+}
+
 TEST_P(Forward, OutputIsAChannelSliceOfALargerBuffer) {
   for (Layout layout : kLayouts) {
     Problem p = test::cubic_problem(2, 8, 16, 4, 2, 2, 0, 0, layout);

@@ -347,10 +347,16 @@ def test_autocast_leaves_the_short_way(
             tensors = binding.calls[-1][:4]
             assert [x.dtype for x in tensors] == [wanted] * 4
             assert [x.shape for x in tensors] == [x.shape for x in given.present()]
-        # Parameters by autocast's own rule, which remembers them.
-        monkeypatch.setattr(_functional, "_einsum", lambda equation, operands: (equation, *operands))
+        # Parameters by autocast's own rule, which remembers them: not in the type of an outer autocast, and not
+        # for a graph that is captured.
         parameter = t.weight.requires_grad_()
-        assert _functional.after_autocast((t.input, parameter))[1] == ("...", parameter)
+        for kept_type, capturing in ((dtype, False), (torch.float32, False), (dtype, True)):
+            kept = parameter.detach().to(kept_type)
+            monkeypatch.setattr(_functional, "_einsum", lambda equation, operands, kept=kept: kept)
+            monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda answer=capturing: answer)
+            with torch.no_grad():  # a gradient's graph asks for the device
+                cast = _functional.after_autocast((t.input, parameter))[1]
+            assert cast.dtype == dtype and (cast is kept) == (kept_type == dtype and not capturing)
         parameter.requires_grad_(False)
         mixed = (t.input, None, torch.zeros(1))
         assert [getattr(x, "dtype", x) for x in _functional.after_autocast(mixed)] == [

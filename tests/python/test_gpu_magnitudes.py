@@ -74,6 +74,21 @@ def weak_channel(x: Tensor, weight: Tensor) -> None:
     weight[:, 7] *= 1e-13
 
 
+def huge_beside_a_tiny_weight(x: Tensor, weight: Tensor) -> None:
+    """A result of one product, whose weight is tiny, where the largest operands' product is beyond fp32."""
+    generator = torch.Generator(x.device).manual_seed(1)
+    for tensor, exponent in ((x, 58), (weight, 50)):
+        mantissa = 1 + torch.rand(tensor.shape, generator=generator, device=x.device)
+        tensor.copy_(tensor.sign() * mantissa * 2.0**exponent)
+    x[:, 3] = 2.0**80  # multiplied by zeros alone, as the largest weight is
+    x[:, 4] = 0
+    weight[3] = 0
+    weight[4, :, 0, 0, 0] = 2.0**75
+    weight[9, 7, 1, 1, 1] = 1.3 * 2.0**35
+    x[1, :, 3, 3, 3] = 0
+    x[1, 9, 3, 3, 3] = 2.0**60
+
+
 CHANGES: dict[str, Callable[[Tensor, Tensor], None]] = {
     "one-tiny-value": one_value(1e-12),
     "one-large-value": one_value(1e4),
@@ -87,6 +102,7 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], None]] = {
     "all-tiny": everything(1e-30),
     "all-huge": everything(1e30),
     "decades": decades,
+    "huge-beside-a-tiny-weight": huge_beside_a_tiny_weight,
     "one-tiny-weight": one_weight,
     "channel-of-one-tiny-weight": lonely_weight,
     "channel-of-tiny-weights": weak_channel,

@@ -44,6 +44,16 @@ def test_values(case: Case) -> None:
         assert torch.equal(out, expected) and out.stride() == expected.stride()
 
 
+def test_an_autocast_around_it_has_no_say() -> None:
+    """What was compiled holds results of the types that it was compiled for."""
+    t = CASE.make()
+    packed = _packed.pack(arguments(CASE, t))
+    assert packed is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_accurate(CASE, t, _packed.packed_op(*packed))
+    assert _packed.packed_op(*packed).dtype == torch.float32
+
+
 def test_all_settings_come_back() -> None:
     rng = random.Random(3)
     tensors = ("input", "weight", "bias", "add", "skip")

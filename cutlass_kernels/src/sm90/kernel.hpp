@@ -5,6 +5,7 @@
 // schedules and loads (add, weights) and three that store y.
 #pragma once
 
+#include <cfloat>
 #include <type_traits>
 
 #include "cutlass/arch/reg_reconfig.h"
@@ -84,8 +85,10 @@ struct Kernel {
       if (thread == 0) {
         shared.x_scale = {scales.x_factor(), 2 * smallest_split(scales.x)};
         float const first = scales.inverse(0);
-        shared.result_scale = {
-            {first, scales.inverse(1)}, scales.floor * first, kTinyFloor * first, params.split.products};
+        shared.result_scale = {{first, scales.inverse(1)},
+                               scales.floor * first,
+                               fminf(kTinyFloor * first, FLT_MAX),  // none of it must be nothing, where 0 * inf is nan
+                               params.split.products};
       }
       __syncthreads();
     }

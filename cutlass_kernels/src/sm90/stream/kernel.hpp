@@ -138,19 +138,20 @@ struct Kernel {
         channels.scale = scales.inverse(0);
         Mainloop::multiply_sums(scales.inverse(1), acc);
       }
+      // A warp that stores by itself hands a unit back before it waits for its next one: a ring may be too short for
+      // both.
+      auto store = [&](UnitState done) {
+        if (Epilogue::stores_by_consumers(params)) {
+          Epilogue::store_by_consumer(params, shared.epilogue, ring, done, lane);
+        }
+      };
       Epilogue::template update<0>(params, item, shared.epilogue, ring, unit, warp, lane, channels, acc);
+      store(unit);
       if constexpr (Epilogue::kUnits == 2) {
         UnitState second = unit;
         advance(second, Epilogue::kUnitStep, e.ring);
         Epilogue::template update<1>(params, item, shared.epilogue, ring, second, warp, lane, channels, acc);
-      }
-      if (Epilogue::stores_by_consumers(params)) {
-        UnitState done = unit;
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (int i = 0; i < Epilogue::kUnits; ++i) {
-          Epilogue::store_by_consumer(params, shared.epilogue, ring, done, lane);
-          advance(done, Epilogue::kUnitStep, e.ring);
-        }
+        store(second);
       }
       advance(unit, Epilogue::kTileUnits, e.ring);
     }
