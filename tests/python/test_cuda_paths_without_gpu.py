@@ -347,8 +347,8 @@ def test_autocast_leaves_the_short_way(
             tensors = binding.calls[-1][:4]
             assert [x.dtype for x in tensors] == [wanted] * 4
             assert [x.shape for x in tensors] == [x.shape for x in given.present()]
-        # Parameters by autocast's own rule, which remembers them: not in the type of an outer autocast, nor for
-        # a graph that is captured.
+        # Parameters by autocast's own rule, which remembers them: not in the type of an outer autocast, nor
+        # for a graph that is captured.
         parameter = t.weight.requires_grad_()
         for kept_type, capturing in ((dtype, False), (torch.float32, False), (dtype, True)):
             kept = parameter.detach().to(kept_type)
