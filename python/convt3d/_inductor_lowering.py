@@ -18,7 +18,8 @@ _TENSORS = (0, 1, 2, 8, 13)
 class PackPass(ChainedPass):
     """Puts ``conv_transpose3d_packed`` in the place of ``conv_transpose3d`` and ``conv_transpose3d_cat``."""
 
-    sources = ("_inductor_lowering.py", "_packed.py")
+    # Its own and those whose tables number what it packs.
+    sources = ("_inductor_lowering.py", "_packed.py", "_activations.py", "_precision.py", "_problem.py")
 
     def change(self, graph: fx.Graph) -> None:
         for node in list(graph.nodes):
