@@ -10,32 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "cases.hpp"
 #include "reference.hpp"
 #include "sm90/stream/config.hpp"
-#include "sm90/stream/parts.hpp"
 #include "sm90/stream/plain_map.hpp"
 #include "sm90/stream/rows.hpp"
 #include "sm90_emulation.hpp"
+#include "sm90_stream_problem.hpp"
 
 namespace convt3d::sm90::stream {
 namespace {
-
-Problem make(int in, int out, std::vector<int> size, std::vector<int> kernel, std::vector<int> padding,
-             std::vector<int> output_padding, convt3d_dtype dtype = CONVT3D_F32, bool channels_last = false,
-             std::vector<int> stride = {2, 2, 2}) {
-  Problem p = test::cubic_problem(2, in, out, 1, 2, 2, 0, 0);
-  for (int i = 0; i < 3; ++i) {
-    p.in_size[i] = size[i];
-    p.kernel[i] = kernel[i];
-    p.stride[i] = stride[i];
-    p.padding[i] = padding[i];
-    p.output_padding[i] = output_padding[i];
-  }
-  p.dtype = dtype;
-  test::pack(p, channels_last ? test::Layout::kNdhwc : test::Layout::kNcdhw);
-  return p;
-}
 
 TEST(Sm90Stream, EveryTapIsOnePieceForEachOutputThatItReaches) {
   for (int strides = 0; strides < 64; ++strides) {
@@ -434,105 +417,6 @@ TEST(Sm90Stream, ATileEqualsTheDefinition) {
       }
     }
   }
-}
-
-TEST(Sm90Stream, PathsOfAddAndY) {
-  auto y_path = [](Problem const& p) { return choose_paths(p).y; };
-  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16}) {
-    Path const narrow = dtype == CONVT3D_F32 ? Path::kPlain4 : Path::kPlain2;
-    for (int width = 8; width < 24; ++width) {
-      Problem const p = make(8, 16, {3, 9, width}, {3, 3, 2}, {1, 1, 0}, {1, 1, 0}, dtype);
-      EXPECT_EQ(y_path(p), 2 * width * element_bytes(p) % 16 == 0 ? Path::kBoxes : Path::kPlain4);
-      EXPECT_EQ(y_path(make(8, 16, {3, 9, width}, {3, 3, 3}, {1, 1, 1}, {1, 1, 0}, dtype)), narrow);
-      EXPECT_EQ(y_path(make(8, 16, {3, 9, width}, {3, 3, 3}, {1, 1, 1}, {1, 1, 0}, dtype, true)), Path::kBoxes);
-    }
-    Problem p = make(8, 16, {3, 9, 16}, {3, 3, 2}, {1, 1, 0}, {1, 1, 0}, dtype);
-    p.has_add = 1;
-    p.add_alignment = element_bytes(p);
-    p.precision = CONVT3D_TF32;
-    EXPECT_EQ(choose_paths(p).add, dtype == CONVT3D_F32 ? Path::kPlain4 : Path::kShift4);
-    EXPECT_EQ(y_path(p), Path::kBoxes);
-    if (dtype == CONVT3D_F32) {  // in ieee mode the one warp that stores y loads add then
-      p.precision = CONVT3D_IEEE;
-      EXPECT_EQ(choose_paths(p).add, narrow);
-      EXPECT_EQ(y_path(p), Path::kPlain4);
-    }
-    p.add_alignment = 8;
-    EXPECT_EQ(choose_paths(p).add, Path::kPlain4);
-    for (int axis = 2; axis < 5; ++axis) p.add_stride[axis] = 0;
-    EXPECT_EQ(choose_paths(p).add, Path::kBoxes);
-    EXPECT_EQ(y_path(make(8, 14, {3, 9, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true)), Path::kPlain4);
-    EXPECT_EQ(y_path(make(8, 13, {3, 9, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true)), narrow);
-    EXPECT_EQ(y_path(make(8, 16, {3, 9, 16}, {2, 4, 4}, {0, 0, 0}, {0, 0, 0}, dtype, false, {2, 4, 4})), Path::kPlain4);
-    EXPECT_EQ(y_path(make(8, 16, {3, 9, 16}, {3, 3, 3}, {0, 0, 0}, {0, 0, 0}, dtype, false, {3, 3, 3})), narrow);
-  }
-}
-
-TEST(Sm90Stream, EverythingFitsIntoSharedMemory) {
-  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_BF16}) {
-    for (bool last : {false, true}) {
-      for (int k = 2; k <= kMaxKernel; ++k) {
-        Problem p = make(320, 320, {8, 8, 8}, {k, k, k}, {k / 3, k / 3, k / 3}, {0, 0, 0}, dtype, last);
-        for (convt3d_precision precision : {CONVT3D_TF32, CONVT3D_IEEE}) {
-          p.precision = precision;
-          Config const c = choose_config(p);
-          EXPECT_LE(shared_bytes(p, c), kSharedLimit);
-          EXPECT_GE(c.ring, uses_split(p) ? 8 : 5);
-          EXPECT_LE(c.ring, kLargestRing);
-          EXPECT_LE(c.stages, kLargestStages);
-          EXPECT_GE(c.slots, 4);
-          EXPECT_LE(c.slots, kMaxSlots);
-          EXPECT_GE(c.stages, most_planes(p) + (uses_split(p) ? 0 : 1));
-        }
-      }
-    }
-  }
-}
-
-TEST(Sm90Stream, WorkspacePartsDoNotOverlap) {
-  Problem const p = make(256, 128, {5, 9, 18}, {3, 3, 3}, {1, 1, 1}, {0, 1, 0});
-  Workspace const w = workspace_layout(p);
-  EXPECT_LE(4u, w.owners);
-  EXPECT_EQ(tiling(p).items, 2 * 2 * 4 * 3 * 2 * 2);
-  EXPECT_LE(w.owners + tiling(p).items * 4, w.pieces);
-  EXPECT_EQ(w.pieces % 128, 0u);
-  EXPECT_EQ(w.pieces + size_t{2} * 27 * 8 * kPieceBytes, w.x);
-  EXPECT_EQ(w.x + element_count(x_shape(p)) * 4, w.bytes);
-}
-
-TEST(Sm90Stream, WorkspaceInIeeeMode) {
-  Problem p = make(72, 136, {5, 9, 18}, {3, 3, 3}, {1, 1, 1}, {0, 1, 0});
-  p.precision = CONVT3D_TF32;
-  EXPECT_EQ(workspace_layout(p).scans, workspace_layout(p).pieces);
-  EXPECT_EQ(padded_channels(p), 72);
-  p.precision = CONVT3D_IEEE;
-  Workspace const w = workspace_layout(p);
-  size_t const tiles = 3;
-  EXPECT_LE(w.owners + static_cast<size_t>(tiling(p).items) * 4, w.scans);
-  EXPECT_LE(w.scans + kScanResults * 4, w.weight_scans);
-  EXPECT_LE(w.weight_scans + tiles * kWeightScanResults * 4, w.weight_exponents);
-  EXPECT_LE(w.weight_exponents + tiles * 4, w.state);
-  EXPECT_LE(w.state + sizeof(SplitState), w.pieces);
-  EXPECT_EQ(w.pieces + tiles * 27 * 3 * kPieceBytes, w.x);
-  // Whole slabs of parts: 96 channels for 72.
-  EXPECT_EQ(w.x + size_t{2} * 5 * 9 * 18 * 96 * 4, w.bytes);
-}
-
-// Of 32 channels, parts have 64 bytes of hi and 64 of lo where fp32 has 128. What the pre-kernel writes channel by
-// channel is what wgmma reads at byte 2 k of a row's hi, and 64 bytes further of its lo, through the swizzle.
-TEST(Sm90Stream, PartsLieWhereTheProductsReadThem) {
-  std::vector<int> seen(kPieceBytes / 2);
-  for (int row = 0; row < kTileChannels; ++row) {
-    for (int channel = 0; channel < 32; ++channel) {
-      for (int low : {0, kLowPart}) {
-        int const at = piece_offset(row, parts_offset(channel / 4) + low) + channel % 4 * 2;
-        EXPECT_EQ(at, swizzled(row * 128 + low + channel * 2, 128));
-        ++seen.at(static_cast<size_t>(at / 2));
-      }
-      EXPECT_EQ(piece_offset(row, parts_offset(channel / 4)) + channel % 4 * 2, split_weight_offset(row, channel));
-    }
-  }
-  EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), kPieceBytes / 2);
 }
 
 }  // namespace
