@@ -186,9 +186,13 @@ def nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in _PLAIN_TYPES or (grad and tensor.requires_grad)):
             return False
-    return not (
-        _function_modes() > 0
-        or _dispatch_modes() > 0
+    return not (_function_modes() > 0 or observed())
+
+
+def observed() -> bool:
+    """Whether a dispatch mode, a transform, forward-mode AD or a trace sees every operator."""
+    return (
+        _dispatch_modes() > 0
         or _transform() is not None
         or forward_ad._current_level >= 0
         or _tracing_state() is not None

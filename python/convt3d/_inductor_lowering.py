@@ -34,7 +34,8 @@ class PackPass(ChainedPass):
             with graph.inserting_before(node):
                 packed = graph.call_function(packed_op, arguments)
             packed.meta = dict(node.meta)
-            eager = node.meta.get("eager_input_vals")  # what it was traced with: Inductor keeps those strides
+            # The tensors, and nothing else, that it was traced with: Inductor keeps those strides.
+            eager = node.meta.get("eager_input_vals")
             if eager is not None:
                 input, weight, bias, add, *skip = (eager[0][at] for at in _TENSORS if at < len(eager[0]))
                 tensors = (input, weight, bias, add, *(skip or (None,)))

@@ -358,14 +358,12 @@ def _new_settings(key: _Settings) -> _Known | None:
         return None
     if type(activation) is not str or type(add_order) is not str or type(precision) is not str:
         return None
-    act = ACTIVATIONS.get(activation)
-    if act is None or add_order not in ADD_ORDERS or precision not in PRECISIONS:
+    if activation not in ACTIVATIONS or add_order not in ADD_ORDERS or precision not in PRECISIONS:
         return None
     if type(negative_slope) is not float:
         return None
-    numbers += (act.code, ADD_ORDERS.index(add_order), PRECISION_CODES.get(precision, 0))
-    (bits,) = struct.unpack("q", struct.pack("d", negative_slope))
-    numbers.append(bits)
+    numbers += tail_settings(activation, add_order, PRECISION_CODES.get(precision, 0), negative_slope)
+    bits = numbers[-1]
     if negative_slope != 0.0 and negative_slope == negative_slope:
         return _remember(_settings, key, key, numbers)
     by_bits = (triples, groups, add_order, activation, bits, precision)
@@ -374,6 +372,12 @@ def _new_settings(key: _Settings) -> _Known | None:
         _make_room(_settings)
         _settings[key] = known
     return known
+
+
+def tail_settings(activation: str, add_order: str, precision: int, negative_slope: float) -> tuple[int, ...]:
+    """The settings behind the triples and groups, as numbers; ``precision`` is one."""
+    (bits,) = struct.unpack("q", struct.pack("d", negative_slope))
+    return ACTIVATIONS[activation].code, ADD_ORDERS.index(add_order), precision, bits
 
 
 def _remember(where: dict[_Settings, _Known], under: _Settings, key: _Settings, numbers: list[int]) -> _Known:

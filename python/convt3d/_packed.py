@@ -52,8 +52,7 @@ def pack(args: _Args) -> _Args | None:
     if len(numbers) != 13 or any(type(n) is not int for n in numbers) or type(slope) not in (int, float):
         return None
     code = PRECISION_CODES.get(precision, _native.DEFAULT_PRECISION)
-    (bits,) = struct.unpack("q", struct.pack("d", slope))
-    numbers += (ACTIVATIONS[activation].code, ADD_ORDERS.index(add_order), code, bits)
+    numbers += _native.tail_settings(activation, add_order, code, slope)
     skip, skip_first = cat or (None, False)
     return input, weight, bias, add, skip, skip_first, numbers
 

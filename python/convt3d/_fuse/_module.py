@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.modules import module as _globals
 from torch.nn.utils import parametrize
 
+from .._functional import observed
 from .._memory_format import is_channels_last
 from .._problem import output_extent
 from ..modules import FusedConvTranspose3d
@@ -26,11 +26,7 @@ from ._hooks import Watched
 from ._pending import PLAIN_TYPES, Form, PendingTensor
 from ._steps import BATCH_NORM
 
-# Looked up once, as for every call of the network.
-_is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
-_tracing_state = torch._C._get_tracing_state
+_is_compiling = torch.compiler.is_compiling  # looked up once
 
 WORTH_WAITING = 16 << 20
 """Bytes of a result from which on it waits for what follows.
@@ -81,10 +77,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             or _globals._global_forward_pre_hooks
             or _globals._global_backward_hooks
             or _globals._global_backward_pre_hooks
-            or _dispatch_modes() > 0
-            or _transform() is not None
-            or forward_ad._current_level >= 0
-            or _tracing_state() is not None
+            or observed()
             or not self._gains(input)  # last: a trace would record its arithmetic
         )
 
