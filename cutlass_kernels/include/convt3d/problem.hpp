@@ -70,6 +70,17 @@ CONVT3D_HOST_DEVICE constexpr bool uses_tf32(Problem const& p) {
   return p.dtype == CONVT3D_F32 && p.precision == CONVT3D_TF32;
 }
 
+/// Whether the multiplications are to have fp32 accuracy.
+CONVT3D_HOST_DEVICE constexpr bool uses_ieee(Problem const& p) { return p.dtype == CONVT3D_F32 && !uses_tf32(p); }
+
+/// The most taps of a residue class along a dimension, and in all.
+CONVT3D_HOST_DEVICE constexpr int64_t most_taps(Problem const& p, int axis) {
+  return most_taps_1d(p.kernel[axis], p.stride[axis], p.dilation[axis]);
+}
+CONVT3D_HOST_DEVICE constexpr int64_t most_taps(Problem const& p) {
+  return most_taps(p, 0) * most_taps(p, 1) * most_taps(p, 2);
+}
+
 /// Residue class `index` in [0, residue_class_count(p.stride)).
 CONVT3D_HOST_DEVICE constexpr ResidueClass residue_class(Problem const& p, int64_t index) {
   Size3 const out = output_size(p);

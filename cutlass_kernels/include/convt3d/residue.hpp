@@ -78,6 +78,12 @@ CONVT3D_HOST_DEVICE constexpr ResidueClass1d residue_class_1d(int64_t residue, i
   return c;
 }
 
+/// The most taps that a class has along a dimension: every (stride / g)-th of the kernel's.
+CONVT3D_HOST_DEVICE constexpr int64_t most_taps_1d(int64_t kernel, int64_t stride, int64_t dilation) {
+  int64_t const tap_step = stride / greatest_common_divisor(stride, dilation);
+  return (kernel + tap_step - 1) / tap_step;
+}
+
 /// One class in three dimensions, ordered (D, H, W): the product of three 1-D classes.
 struct ResidueClass {
   ResidueClass1d dim[3];

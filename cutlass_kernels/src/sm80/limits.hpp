@@ -23,15 +23,9 @@ constexpr int64_t padded_channels(int64_t channels, int element_bytes) {
   return round_up(channels, kAccessBytes / element_bytes);
 }
 
-/// The most taps of a residue class along a dimension.
-constexpr int64_t most_taps(Problem const& p, int axis) {
-  int64_t const step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
-  return (p.kernel[axis] + step - 1) / step;
-}
-
 /// Products that the longest sum of a problem has at most, with padded channels.
 constexpr int64_t longest_sum(Problem const& p) {
-  return most_taps(p, 0) * most_taps(p, 1) * most_taps(p, 2) * padded_channels(p.in_channels, element_bytes(p));
+  return most_taps(p) * padded_channels(p.in_channels, element_bytes(p));
 }
 
 // Whether the mainloop can read x where it lies. TF32 rounds x, so it always takes the pre-pass.

@@ -37,8 +37,7 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
     for (int64_t v : {p.in_size[axis], output_size(p, axis), p.padding[axis], p.dilation[axis]}) {
       if (v > kMaxExtent) return no("a size, padding or dilation", v, "at most 2^20");
     }
-    int64_t const tap_step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
-    int64_t const taps = (p.kernel[axis] + tap_step - 1) / tap_step;  // the most that a class has along the axis
+    int64_t const taps = most_taps(p, axis);
     if (taps > kMaxTapsPerDim) return no("taps of a residue class along one dimension", taps, "at most 10");
     class_taps *= taps;
   }

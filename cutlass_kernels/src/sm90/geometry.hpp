@@ -37,9 +37,7 @@ constexpr Form form(Problem const& p) {
 /// Whether wgmma's A is the weights and its B the positions. With 128 positions as B, an instruction reads its operands
 /// at three quarters of shared memory's rate; 64 positions as A by 64 weight rows take all of it, which NDHWC affords
 /// where products are few: not in ieee mode.
-constexpr bool weights_first(Problem const& p) {
-  return !form(p).channels_last || (p.dtype == CONVT3D_F32 && !uses_tf32(p));
-}
+constexpr bool weights_first(Problem const& p) { return !form(p).channels_last || uses_ieee(p); }
 
 struct Window {
   int lo;

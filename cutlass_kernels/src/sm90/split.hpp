@@ -26,7 +26,7 @@ struct SplitFloat {
 };
 
 /// Whether a problem's products are of parts.
-constexpr bool uses_split(Problem const& p) { return p.dtype == CONVT3D_F32 && !uses_tf32(p); }
+constexpr bool uses_split(Problem const& p) { return uses_ieee(p); }
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 constexpr int kSplitShift = 11;               // lo is scaled by 2^11
@@ -34,6 +34,12 @@ constexpr int kLargestExponent = 126;         // of the scale, so that it and it
 constexpr int kSplitTop = 15;                 // the largest magnitude comes to lie in [2^14, 65504]
 constexpr int kSmallestSplit = -14;           // exponent of fp16's smallest normal value
 constexpr uint32_t kTopMantissa = 0x7fe000u;  // of 65504, which has all of fp16's bits set
+
+/// Bits of a magnitude; none of infinity and nan.
+CONVT3D_HOST_DEVICE constexpr uint32_t finite_magnitude(uint32_t bits) {
+  uint32_t const magnitude = bits & 0x7fffffffu;
+  return magnitude < kInfinityBits ? magnitude : 0;
+}
 
 /// k, of a tensor whose largest finite magnitude has these bits.
 CONVT3D_HOST_DEVICE constexpr int split_exponent(uint32_t largest) {
@@ -80,12 +86,8 @@ CONVT3D_HOST_DEVICE constexpr int split_weight_offset(int row, int k) {
 constexpr float kTinyFloor = 8.0f;  // for each product that may have a tiny operand
 constexpr int kManyTiny = 255;      // so many and more of a slab are counted as this, and may be all
 
-/// Products of an output at most: input channels times the taps of a parity (strides are 2).
-constexpr int64_t most_products(Problem const& p) {
-  int64_t products = p.in_channels;
-  for (int64_t kernel : p.kernel) products *= (kernel + 1) / 2;
-  return products;
-}
+/// Products of an output at most.
+constexpr int64_t most_products(Problem const& p) { return p.in_channels * most_taps(p); }
 
 /// More tiny weights than this send the problem to the sm80 family: they count in every tile.
 constexpr int kFewTinyWeights = 64;

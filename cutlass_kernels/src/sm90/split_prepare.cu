@@ -14,11 +14,6 @@ constexpr int kThreads = kSplitPrepareThreads;
 // The code of this kernel comes from memory, a line after the other, each time that the main kernel has run: loops that
 // run once are not unrolled, and what is rarely needed stands apart.
 
-__device__ uint32_t finite_magnitude(uint32_t bits) {
-  uint32_t const magnitude = bits & 0x7fffffffu;
-  return magnitude < kInfinityBits ? magnitude : 0;
-}
-
 /// The largest of all threads' values, to all of them.
 __device__ uint32_t largest_of_cta(uint32_t value) {
   __shared__ uint32_t largest;

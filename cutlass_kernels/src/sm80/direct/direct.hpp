@@ -40,8 +40,7 @@ constexpr bool takes(Problem const& p) {
   if (products > kMaxProducts || outputs > kMaxOutputs || outputs == 0) return false;
   int64_t of_output = p.in_channels;
   for (int axis = 0; axis < 3; ++axis) {
-    int64_t const step = p.stride[axis] / greatest_common_divisor(p.stride[axis], p.dilation[axis]);
-    of_output *= (p.kernel[axis] + step - 1) / step;  // the most taps of a class; bounded by the products
+    of_output *= most_taps(p, axis);  // bounded by the products
     int64_t const reach = capped_product(p.kernel[axis], p.dilation[axis], kMaxExtent);
     if (y[2 + axis] > kMaxExtent || p.padding[axis] > kMaxExtent || reach > kMaxExtent) return false;
   }

@@ -28,7 +28,7 @@ constexpr int64_t kMaxPlainSum = 128;
 
 /// Of a longer sum: about as many products as there are parts, but for whole rows of taps.
 constexpr int64_t products_of_part(Problem const& p) {
-  int64_t const products = p.in_channels / p.groups * most_taps(p, 0) * most_taps(p, 1) * most_taps(p, 2);
+  int64_t const products = p.in_channels / p.groups * most_taps(p);
   return products <= kMaxPlainSum ? kMaxPlainSum + 1 : products <= 64 * 16 ? 16 : products / 64;
 }
 
@@ -74,7 +74,7 @@ constexpr bool takes_cells(Problem const& p) {
   for (int axis : {1, 2}) {
     if (p.stride[axis] != 2 || p.dilation[axis] != 1 || (p.padding[axis] - k / 2) % 2 != 0) return false;
   }
-  return most_taps(p, 0) * most_taps(p, 1) * most_taps(p, 2) <= kMaxPlainSum;
+  return most_taps(p) <= kMaxPlainSum;
 }
 
 constexpr int64_t cells_of_position(Problem const& p) {

@@ -154,7 +154,7 @@ constexpr int64_t channel_tiles(Problem const& p) { return (p.out_channels + kCh
 
 /// Whether the kernel takes a problem that the family supports.
 constexpr bool takes(Problem const& p) {
-  if (p.groups != 1 || (p.dtype == CONVT3D_F32 && !uses_tf32(p))) return false;
+  if (p.groups != 1 || uses_ieee(p)) return false;
   for (int axis = 0; axis < 3; ++axis) {
     // As many positions as voxels of x.
     if (p.stride[axis] != 2 || p.dilation[axis] != 1 || (output_size(p, axis) + 1) / 2 != p.in_size[axis]) return false;

@@ -433,7 +433,9 @@ struct StreamEpilogue {
 
   CUTLASS_DEVICE static void load_pair(uint32_t address, uint32_t (&v)[kPairWords]) {
     if constexpr (sizeof(T) == 4) {
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(address) : "memory");
+      uint2 const pair = load_shared_pair(address);
+      v[0] = pair.x;
+      v[1] = pair.y;
     } else {
       asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(address) : "memory");
     }
@@ -451,7 +453,7 @@ struct StreamEpilogue {
 
   CUTLASS_DEVICE static void store_pair(uint32_t address, float const (&f)[2]) {
     if constexpr (sizeof(T) == 4) {
-      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "f"(f[0]), "f"(f[1]) : "memory");
+      store_shared(address, make_uint2(__float_as_uint(f[0]), __float_as_uint(f[1])));
     } else {
       uint32_t const both =
           Element<T>::bits(Element<T>::from_float(f[0])) | Element<T>::bits(Element<T>::from_float(f[1])) << 16;

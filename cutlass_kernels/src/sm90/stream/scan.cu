@@ -12,11 +12,6 @@ constexpr int kThreads = 512;
 constexpr int kBatch = 4;                    // accesses of a thread in flight
 constexpr int kSegment = kThreads * kBatch;  // 16-byte vectors that a CTA reads at a time
 
-__device__ uint32_t finite_magnitude(uint32_t bits) {
-  uint32_t const magnitude = bits & 0x7fffffffu;
-  return magnitude < kInfinityBits ? magnitude : 0;
-}
-
 __device__ uint32_t largest_of(uint4 const& v) {
   return max(max(finite_magnitude(v.x), finite_magnitude(v.y)), max(finite_magnitude(v.z), finite_magnitude(v.w)));
 }
