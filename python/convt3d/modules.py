@@ -91,10 +91,11 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
                 3,
                 self.dilation,  # type: ignore[arg-type]
             )
+        weight, bias = self._weight_and_bias()
         return conv_transpose3d(
             input,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.stride,
             self.padding,  # type: ignore[arg-type]
             output_padding,
@@ -106,6 +107,13 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
             negative_slope=self.negative_slope,
             precision=self.precision,
         )
+
+    def _weight_and_bias(self) -> tuple[Any, Any]:
+        """The two, without the detour through a module's ``__getattr__`` where they are plain parameters."""
+        own = self._parameters
+        if "weight" in own and "bias" in own:
+            return own["weight"], own["bias"]
+        return self.weight, self.bias  # parametrized, pruned, or of a replica
 
     def extra_repr(self) -> str:
         text: str = super().extra_repr()  # type: ignore[no-untyped-call]

@@ -131,11 +131,17 @@ def _set_cudnn(flags: Sequence[str | bool]) -> None:
 def current_place(device: torch.device) -> Place | None:
     if device.type != "cuda":
         return None
-    stream = _C._cuda_getCurrentStream(device.index)
+    return tuple.__new__(Place, (_C._cuda_getCurrentStream(device.index), is_capturing(device)))
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a graph captures what goes to the device's current stream."""
+    if device.type != "cuda":
+        return False
     if _C._cuda_getDevice() == device.index:
-        return tuple.__new__(Place, (stream, _C._cuda_isCurrentStreamCapturing()))
+        return bool(_C._cuda_isCurrentStreamCapturing())
     with torch.cuda.device(device.index):  # torch asks the current device's stream
-        return tuple.__new__(Place, (stream, _C._cuda_isCurrentStreamCapturing()))
+        return bool(_C._cuda_isCurrentStreamCapturing())
 
 
 def saved_plainly() -> contextlib.AbstractContextManager[None]:

@@ -20,13 +20,15 @@ from .._functional import observed
 from .._memory_format import is_channels_last
 from .._problem import output_extent
 from ..modules import FusedConvTranspose3d
-from ._ambience import Ambience, current_place
+from ._ambience import Ambience, is_capturing
 from ._call import Call, versions_of
 from ._hooks import Watched
 from ._pending import PLAIN_TYPES, Form, PendingTensor
 from ._steps import BATCH_NORM
 
-_is_compiling = torch.compiler.is_compiling  # looked up once
+# Looked up once.
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
 
 WORTH_WAITING = 16 << 20
 """Bytes of a result from which on it waits for what follows.
@@ -66,6 +68,8 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         """Whether that gains, only planned operations see the result, and no hook, mode or transform does."""
         return not (
             type(input) not in PLAIN_TYPES
+            or _tracing_state() is not None  # or it would record the arithmetic
+            or not self._gains(input)  # early: where all is small, this is the whole answer
             or input.device.type not in ("cpu", "cuda")
             # In training batch norm needs the tensor.
             or (self.training and self.convt3d_plan[0] == BATCH_NORM)
@@ -78,7 +82,6 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             or _globals._global_backward_hooks
             or _globals._global_backward_pre_hooks
             or observed()
-            or not self._gains(input)  # last: a trace would record its arithmetic
         )
 
     def _gains(self, input: Tensor) -> bool:
@@ -90,16 +93,11 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         volume = input.numel() // self.in_channels * self.out_channels * depth * height * width
         if volume * input.element_size() >= WORTH_WAITING:
             return True
-        place = current_place(input.device)
-        return place is not None and place.capturing
+        return is_capturing(input.device)
 
     def _wait(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor | None:
         """The pending result, or None where the call would be refused: then the operator says why."""
-        own: Any = self._parameters
-        if "weight" in own and "bias" in own:  # without the detour through a module's __getattr__
-            weight, bias = own["weight"], own["bias"]
-        else:  # parametrized
-            weight, bias = self.weight, self.bias
+        weight, bias = self._weight_and_bias()
         if type(weight) not in PLAIN_TYPES or not (bias is None or type(bias) in PLAIN_TYPES):
             return None
         ambience = Ambience.current(input.device)
