@@ -9,25 +9,25 @@ precision, gradients, decompositions).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import _aten, _native, _ops
-from ._functional import IntOrTriple, after_autocast, nothing_in_between, operator_arguments
+from . import _aten, _composite, _native, _ops
+from ._functional import IntOrTriple, after_autocast, nothing_in_between, operator, operator_arguments
 from ._memory_format import as_memory_format, cat_is_channels_last, surely
-from ._ops import autocast_dtype, forward_op
+from ._ops import core_op
 from ._problem import Problem
 
 _library: Any = torch.library.Library("convt3d", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
-    f"conv_transpose3d_cat({_ops._ARGUMENTS}, Tensor skip, bool skip_first) -> Tensor",
+    f"conv_transpose3d_cat_core({_ops._ARGUMENTS}, Tensor skip, bool skip_first) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-cat_op = torch.ops.convt3d.conv_transpose3d_cat.default
+cat_core_op = torch.ops.convt3d.conv_transpose3d_cat_core.default
+cat_op = _composite.define(_library, "conv_transpose3d_cat", cat_core_op)
 
 _Args = tuple[Any, ...]
 
@@ -127,7 +127,7 @@ def conv_transpose3d_cat(
         raise TypeError(
             f"convt3d: skip_first must be a bool, got {skip_first!r} ({type(skip_first).__name__})"
         )
-    return cat_op(*arguments, skip, skip_first)  # type: ignore[no-any-return]
+    return operator(cat_op, cat_core_op)(*arguments, skip, skip_first)  # type: ignore[no-any-return]
 
 
 def _empty(shape: tuple[int, ...], channels_last: bool, skip: Tensor, device: Any = None) -> Tensor:
@@ -252,7 +252,7 @@ def _forward(*args: Any) -> Tensor:
     up, beside = parts(out, problem.out_channels, skip_first)
     if up.numel() > 0 and not _written(problem, own, up):
         # ATen's convolutions give tensors of their own: this copy is the one that torch.cat would make.
-        _copy(forward_op(*own), up)
+        _copy(core_op(*own), up)
     _copy(skip, beside)
     return out
 
@@ -273,7 +273,7 @@ class _CatFunction(torch.autograd.Function):
     def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
         problem, own, _, skip_first = described(args)
         with torch._C._AutoDispatchBelowAutograd():
-            out = cat_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+            out = cat_core_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
         _ops._ConvTranspose3dFunction.remember(ctx, problem, own)
         ctx.skip_first = skip_first
         return out  # type: ignore[no-any-return]
@@ -297,10 +297,10 @@ def _autograd(keyset: Any, *args: Any) -> Tensor:
         return _CatFunction.apply(keyset, *args)  # type: ignore[no-any-return, no-untyped-call]
     if wanted:
         _, own, skip, skip_first = described(args)
-        up = forward_op(*own)
+        up = core_op(*own)
         return torch.cat([skip, up] if skip_first else [up, skip])
     with torch._C._AutoDispatchBelowAutograd():
-        return cat_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[no-any-return]
+        return cat_core_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[no-any-return]
 
 
 def _decomposed(*args: Any) -> Tensor:
@@ -310,26 +310,8 @@ def _decomposed(*args: Any) -> Tensor:
     return torch.cat([skip, up] if skip_first else [up, skip], -4)
 
 
-def _autocast(device_type: str, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
-    """The convolution's rule, for the skip as for the add."""
-    keys = torch._C.DispatchKeySet(key)
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.device.type == device_type:
-            return value.to(autocast_dtype(value, device_type))
-        return value
-
-    def kernel(*args: Any) -> Tensor:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return cat_op(*map(cast, args))  # type: ignore[no-any-return]
-
-    return kernel
-
-
 for _key in ("CPU", "CUDA", "CompositeExplicitAutograd"):
-    _library.impl("conv_transpose3d_cat", _forward, _key)
-_library.impl("conv_transpose3d_cat", _autograd, "Autograd", with_keyset=True)
-_library.impl("conv_transpose3d_cat", _autocast("cpu", torch._C.DispatchKey.AutocastCPU), "AutocastCPU")
-_library.impl("conv_transpose3d_cat", _autocast("cuda", torch._C.DispatchKey.AutocastCUDA), "AutocastCUDA")
-_library.impl("conv_transpose3d_cat", _decomposed, "FuncTorchBatched")
-torch.library.register_fake("convt3d::conv_transpose3d_cat", _fake, lib=_library)
+    _library.impl("conv_transpose3d_cat_core", _forward, _key)
+_library.impl("conv_transpose3d_cat_core", _autograd, "Autograd", with_keyset=True)
+_library.impl("conv_transpose3d_cat_core", _decomposed, "FuncTorchBatched")
+torch.library.register_fake("convt3d::conv_transpose3d_cat_core", _fake, lib=_library)

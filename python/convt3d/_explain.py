@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import _cat, _kernel_query, _native
 from ._accuracy import C, mode_of
+from ._composite import autocast_dtype
 from ._functional import IntOrTriple, operator_arguments
-from ._ops import autocast_dtype
 from ._precision import resolve_precision
 from ._problem import Problem
 

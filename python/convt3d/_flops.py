@@ -24,7 +24,9 @@ def _count(input: Sequence[int], weight: Sequence[int]) -> int:
 @register_flop_formula(
     [
         torch.ops.convt3d.conv_transpose3d,
+        torch.ops.convt3d.conv_transpose3d_core,
         torch.ops.convt3d.conv_transpose3d_cat,
+        torch.ops.convt3d.conv_transpose3d_cat_core,
         torch.ops.convt3d.conv_transpose3d_packed,
     ]
 )

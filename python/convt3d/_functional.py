@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _native
-from ._ops import autocast_dtype, forward_op
+from ._composite import autocast_dtype, forward_op
+from ._ops import core_op
 from ._precision import schema_precision
 from ._problem import check_choices, number, single_int, triple
 
@@ -24,10 +25,13 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _autocast_dtype = torch.get_autocast_dtype
 _einsum: Any = torch._VF.einsum  # type: ignore[attr-defined]
 
@@ -127,7 +131,14 @@ def conv_transpose3d(
         negative_slope,
         precision,
     )
-    return forward_op(*arguments)  # type: ignore[no-any-return]
+    return operator(forward_op, core_op)(*arguments)  # type: ignore[no-any-return]
+
+
+def operator(composite: Any, core: Any) -> Any:
+    """The operator of the two to call: the core saves a Python kernel wherever both mean the same."""
+    if _is_compiling() or observed() or _is_any_autocast_enabled():
+        return composite
+    return core
 
 
 def operator_arguments(
@@ -196,6 +207,7 @@ def observed() -> bool:
         or _transform() is not None
         or forward_ad._current_level >= 0
         or _tracing_state() is not None
+        or _is_included(_PRE_DISPATCH)
     )
 
 

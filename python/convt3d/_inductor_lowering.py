@@ -6,9 +6,9 @@ from __future__ import annotations
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ._cat import cat_op
+from ._cat import cat_core_op
 from ._inductor_chain import ChainedPass
-from ._ops import forward_op
+from ._ops import core_op
 from ._packed import pack, packed_op
 
 # Their places among the operators' arguments: input, weight, bias, add, and the skip where there is one.
@@ -16,14 +16,14 @@ _TENSORS = (0, 1, 2, 8, 13)
 
 
 class PackPass(ChainedPass):
-    """Puts ``conv_transpose3d_packed`` in the place of ``conv_transpose3d`` and ``conv_transpose3d_cat``."""
+    """Puts ``conv_transpose3d_packed`` in the place of the core operators."""
 
     # Its own and those whose tables number what it packs.
     sources = ("_inductor_lowering.py", "_packed.py", "_activations.py", "_precision.py", "_problem.py")
 
     def change(self, graph: fx.Graph) -> None:
         for node in list(graph.nodes):
-            if node.op != "call_function" or node.target not in (forward_op, cat_op) or node.kwargs:
+            if node.op != "call_function" or node.target not in (core_op, cat_core_op) or node.kwargs:
                 continue
             out = node.meta.get("val")
             if not isinstance(out, FakeTensor) or out.device.type not in self.device_types:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ._cat import cat_op
+from ._cat import cat_core_op, cat_op
+from ._composite import forward_op
 from ._fuse._batch_norm import fold
 from ._fuse._plan import Planner
 from ._fuse._steps import ADD, BATCH_NORM, CAT, DROPOUT, Step, cat_dim, is_eval_dropout
 from ._inductor_chain import ChainedPass
 from ._memory_format import surely
-from ._ops import forward_op
+from ._ops import core_op
 from ._problem import triple
 
 _AMBIENCE = ("_enter_", "_exit_", "_set_grad_enabled", "set_grad_enabled", "_saved_tensors_hooks")
@@ -81,7 +82,7 @@ class _GraphPlanner(Planner):
         return self._widened[node]
 
     def is_fresh(self, node: fx.Node) -> bool:
-        return node.target in (forward_op, cat_op) or super().is_fresh(node)
+        return node.target in (forward_op, core_op, cat_op, cat_core_op) or super().is_fresh(node)
 
     def changed_by(self, node: fx.Node) -> list[fx.Node]:
         module = self.module(node)
@@ -166,7 +167,7 @@ class _Call:
         if out.device.type not in device_types:
             return None
         precision = "default"
-        if node.target is forward_op:
+        if node.target in (forward_op, core_op):
             # As convt3d's own function made it: all arguments, by position.
             if len(node.args) != 13 or node.args[8] is not None or node.args[10] != "none":
                 return None

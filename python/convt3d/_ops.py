@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registration of ``torch.ops.convt3d``: schemas, fake, CPU and CUDA kernels, autocast, autograd, vmap.
+"""Registration of ``torch.ops.convt3d``: schemas, fake, CPU and CUDA kernels, autograd, vmap.
 
+``conv_transpose3d_core`` is the operation behind autocast's rule, which _composite.py puts before it.
 Every kernel starts by building a :class:`Problem`, so all of them refuse the same calls with the same words.
 Autograd is an implementation of the Autograd key rather than ``register_autograd``, whose formulas raise
 under ``torch.func`` and return zero tangents in silence under forward-mode AD: such calls are decomposed.
@@ -28,13 +29,13 @@ _INPUT, _WEIGHT, _BIAS, _ADD = 0, 1, 2, 8
 _ACTIVATION = 10
 
 _library: Any = torch.library.Library("convt3d", "DEF")  # type: ignore[no-untyped-call]
-_library.define(f"conv_transpose3d({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(f"conv_transpose3d_core({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define(
     f"conv_transpose3d_backward(Tensor grad_output, {_ARGUMENTS}, bool[] mask) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
-forward_op = torch.ops.convt3d.conv_transpose3d.default
+core_op = torch.ops.convt3d.conv_transpose3d_core.default
 backward_op = torch.ops.convt3d.conv_transpose3d_backward.default
 
 _Args = tuple[Any, ...]
@@ -128,7 +129,7 @@ def _recompute(problem: Problem, args: _Args) -> Tensor:
         changed[_ADD] = None
     if problem.is_sixteen_bit and problem.device.type == "cpu":
         changed = list(_with_tensors(tuple(changed), Tensor.float))
-    return forward_op(*changed)  # type: ignore[no-any-return]
+    return core_op(*changed)  # type: ignore[no-any-return]
 
 
 class _ConvTranspose3dFunction(torch.autograd.Function):
@@ -138,7 +139,7 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
     def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
         problem = Problem.create(*args)
         with torch._C._AutoDispatchBelowAutograd():
-            out = forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+            out = core_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
         _ConvTranspose3dFunction.remember(ctx, problem, args)
         return out  # type: ignore[no-any-return]
 
@@ -228,7 +229,7 @@ def _autograd(keyset: Any, *args: Any) -> Tensor:
     if wants_grad:
         return _with_gradients(keyset, args)
     with torch._C._AutoDispatchBelowAutograd():
-        return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[no-any-return]
+        return core_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[no-any-return]
 
 
 def _with_gradients(keyset: Any, args: _Args) -> Tensor:
@@ -241,31 +242,7 @@ def _with_gradients(keyset: Any, args: _Args) -> Tensor:
     return out.squeeze(0)  # type: ignore[no-any-return]
 
 
-# --- autocast and vmap -------------------------------------------------------------------------------------
-
-
-def autocast_dtype(tensor: Tensor, device_type: str) -> torch.dtype:
-    """The type that an enabled autocast of ``device_type`` gives the operator's ``tensor``."""
-    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor.dtype
-    return torch.get_autocast_dtype(device_type)
-
-
-def _autocast(device_type: str, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
-    """The rule of PyTorch's own convolutions: floating-point tensors, except double, take the autocast type.
-
-    Bias and add are cast too, so the output has the autocast type whatever the type of ``add`` is.
-    """
-    keys = torch._C.DispatchKeySet(key)
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(autocast_dtype(tensor, device_type)) if tensor.device.type == device_type else tensor
-
-    def kernel(*args: Any) -> Tensor:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return forward_op(*_with_tensors(args, cast))  # type: ignore[no-any-return]
-
-    return kernel
+# --- vmap, and the registrations ---------------------------------------------------------------------------
 
 
 def _vmap(*args: Any) -> Tensor:
@@ -274,18 +251,16 @@ def _vmap(*args: Any) -> Tensor:
 
 
 # CPU, and every device that has no kernel of its own here, such as MPS and XPU.
-_library.impl("conv_transpose3d", _forward_aten, "CPU")
-_library.impl("conv_transpose3d", _forward_aten, "CompositeExplicitAutograd")
-_library.impl("conv_transpose3d", _forward_cuda, "CUDA")
-_library.impl("conv_transpose3d", _autograd, "Autograd", with_keyset=True)
-_library.impl("conv_transpose3d", _autocast("cpu", torch._C.DispatchKey.AutocastCPU), "AutocastCPU")
-_library.impl("conv_transpose3d", _autocast("cuda", torch._C.DispatchKey.AutocastCUDA), "AutocastCUDA")
-_library.impl("conv_transpose3d", _vmap, "FuncTorchBatched")
+_library.impl("conv_transpose3d_core", _forward_aten, "CPU")
+_library.impl("conv_transpose3d_core", _forward_aten, "CompositeExplicitAutograd")
+_library.impl("conv_transpose3d_core", _forward_cuda, "CUDA")
+_library.impl("conv_transpose3d_core", _autograd, "Autograd", with_keyset=True)
+_library.impl("conv_transpose3d_core", _vmap, "FuncTorchBatched")
 _library.impl("conv_transpose3d_backward", _backward_autograd, "Autograd", with_keyset=True)
 _library.impl("conv_transpose3d_backward", _backward_decomposed, "FuncTorchBatched")
 # The vmap of is_grads_batched and of torch.autograd.functional, which is not torch.func's.
 _library.impl("conv_transpose3d_backward", _backward_decomposed, "Batched")
 for _key in ("CPU", "CUDA", "CompositeExplicitAutograd"):
     _library.impl("conv_transpose3d_backward", _backward_real, _key)
-torch.library.register_fake("convt3d::conv_transpose3d", _fake, lib=_library)
+torch.library.register_fake("convt3d::conv_transpose3d_core", _fake, lib=_library)
 torch.library.register_fake("convt3d::conv_transpose3d_backward", _backward_fake, lib=_library)

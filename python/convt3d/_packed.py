@@ -94,9 +94,8 @@ def _forward(*args: Any) -> Tensor:
         if out is not None:
             return out
     unpacked = unpack(*args)
-    operator = _ops.forward_op if args[4] is None else _cat.cat_op
-    # The types are those that were compiled for: an autocast around the compiled call has no say in them.
-    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+    operator = _ops.core_op if args[4] is None else _cat.cat_core_op
+    with torch._C._AutoDispatchBelowAutograd():
         return operator(*unpacked)  # type: ignore[no-any-return]
 
 

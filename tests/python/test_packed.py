@@ -21,8 +21,8 @@ from accuracy import assert_accurate
 from cases import Case, random_cases
 from cat_calls import make_skip
 from convt3d import _inductor_lowering, _native, _packed
-from convt3d._cat import cat_op
-from convt3d._ops import forward_op
+from convt3d._cat import cat_core_op
+from convt3d._ops import core_op
 from cuda_stand_in import arguments, install, on_cuda
 
 CASE = Case(activation="leaky_relu", add="channel", negative_slope=0.25, stride=(3, 2, 2), padding=(1, 0, 2))
@@ -40,7 +40,7 @@ def test_values(case: Case) -> None:
         args = (*arguments(case, t), skip, skip_first)
         packed = _packed.pack(args)
         assert packed is not None
-        out, expected = _packed.packed_op(*packed), cat_op(*args)
+        out, expected = _packed.packed_op(*packed), cat_core_op(*args)
         assert torch.equal(out, expected) and out.stride() == expected.stride()
 
 
@@ -132,7 +132,7 @@ def test_flops_are_counted() -> None:
     t = case.make()
     counts = []
     for operator, args in (
-        (forward_op, arguments(case, t)),
+        (core_op, arguments(case, t)),
         (_packed.packed_op, _packed.pack(arguments(case, t))),
     ):
         with FlopCounterMode(display=False) as counter:
@@ -205,7 +205,9 @@ def test_in_graphs(enabled: None) -> None:
     assert forward == [PACKED] and backward == ["convt3d.conv_transpose3d_backward.default"]
     convt3d.enable_inductor("cuda")
     with torch.no_grad():
-        assert _graphs_behind_autograd(convt3d.fuse(model), *args) == [["convt3d.conv_transpose3d.default"]]
+        assert _graphs_behind_autograd(convt3d.fuse(model), *args) == [
+            ["convt3d.conv_transpose3d_core.default"]
+        ]
 
 
 def test_settings_that_are_no_numbers_yet() -> None:
@@ -215,12 +217,12 @@ def test_settings_that_are_no_numbers_yet() -> None:
     with FakeTensorMode():
         value = torch.empty(1, 1, 1, 1, 1)
     for stride, slope in (((2, 2, s), 0.1), ((2, 2, 2), s), ((2, 2, 2), 0.1)):
-        node = graph.call_function(forward_op, (x, w, None, stride, *usual, slope, "default"))
+        node = graph.call_function(core_op, (x, w, None, stride, *usual, slope, "default"))
         node.meta["val"] = value
     graph.output(node)
     _inductor_lowering.PackPass(None, ("cpu",))(graph)
     targets = [n.target for n in graph.nodes if n.op == "call_function"]
-    assert targets == [forward_op, forward_op, _packed.packed_op]
+    assert targets == [core_op, core_op, _packed.packed_op]
 
 
 def test_strides_of_eager_stay_with_the_call() -> None:
@@ -230,7 +232,7 @@ def test_strides_of_eager_stay_with_the_call() -> None:
     settings = ((2, 2, 2), (0, 0, 0), (0, 0, 0), 1, (1, 1, 1))
     own = ("before", "none", 0.1, "default")
     for args in ((x, w, None, *settings, skip, *own), (x, w, None, *settings, None, *own, skip, True)):
-        node = graph.call_function(cat_op if len(args) > 13 else forward_op, args)
+        node = graph.call_function(cat_core_op if len(args) > 13 else core_op, args)
         with FakeTensorMode():
             node.meta["val"] = torch.empty(1, 1, 1, 1, 1)
         noted = [f"eager {a}" if isinstance(a, fx.Node) else None for a in args]
@@ -289,4 +291,4 @@ def test_gpu(dtype: torch.dtype) -> None:
         assert_accurate(one, t, out)
         skip = make_skip(one, 32, channels_last, "cuda")
         args = (*arguments(one, t), skip, False)
-        assert torch.equal(_packed.packed_op(*_packed.pack(args)), cat_op(*args))
+        assert torch.equal(_packed.packed_op(*_packed.pack(args)), cat_core_op(*args))

@@ -141,7 +141,9 @@ def test_backward_refuses_the_gradient_of_no_add(grad: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["conv_transpose3d", "conv_transpose3d_backward", "product"])
+@pytest.mark.parametrize(
+    "name", ["conv_transpose3d", "conv_transpose3d_core", "conv_transpose3d_backward", "product"]
+)
 @pytest.mark.parametrize("backend", ["CPU", "CUDA", "MPS", "XPU", "HPU", "PrivateUse1", "Meta"])
 def test_every_device_has_an_implementation(name: str, backend: str) -> None:
     assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"convt3d::{name}", backend)
@@ -342,7 +344,7 @@ def test_dispatch_mode_sees_one_operator() -> None:
 
     with Log():
         conv_transpose3d(torch.randn(1, 2, 2, 2, 2), torch.randn(2, 2, 2, 2, 2), activation="relu")
-    assert seen.count("convt3d.conv_transpose3d.default") == 1
+    assert seen.count("convt3d.conv_transpose3d_core.default") == 1
 
 
 def test_import_does_not_load_cuda_libraries() -> None:

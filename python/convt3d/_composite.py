@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composite operators, which autocast's rule is for: ``torch.ops.convt3d.conv_transpose3d`` and its like.
+
+PyTorch has ``aten::conv_transpose3d``, which autocast casts for, and behind it ``aten::convolution``, which
+it does not. Ours come in the same pairs, a composite operator and its core, so that a graph means what it
+would mean with ``nn.ConvTranspose3d`` in it:
+
+- A graph made in front of autocast (``torch.export``'s) holds the composite. Like the convolutions beside
+  it, whose results it may get, it follows the autocast in which the graph runs.
+- A graph made behind autograd (``torch.compile``'s, AOTInductor's, ``run_decompositions``') holds the core,
+  and casts where it was made under autocast. It computes in the types that it says, wherever it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _ops
+
+_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+_Kernel = Callable[..., Tensor]
+
+
+def autocast_dtype(tensor: Tensor, device_type: str) -> torch.dtype:
+    """The type that an enabled autocast of ``device_type`` gives the operator's ``tensor``."""
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor.dtype
+    return torch.get_autocast_dtype(device_type)
+
+
+def define(library: Any, name: str, core: Any) -> Any:
+    """Defines ``name`` in ``library`` as the composite over ``core``, an operator of the same arguments.
+
+    The rule of PyTorch's own convolutions: floating-point tensors, except double, take the autocast type. All
+    are cast, bias and add too, so the output has the autocast type whatever the type of ``add`` is.
+    """
+    schema, core_name = str(core._schema), core._schema.name
+    arguments = schema[schema.index("(") :]
+    library.define(name + arguments, tags=(torch.Tag.pt2_compliant_tag,))
+
+    def plain(*args: Any) -> Tensor:
+        return core(*args)  # type: ignore[no-any-return]
+
+    library.impl(name, plain, "CompositeImplicitAutograd")
+    library.impl(name, plain, "FuncTorchBatched")
+    for device_type, key in _KEYS.items():
+        library.impl(name, _casting(core, device_type, key), key)
+        # What the core's kernels call must not be cast for, either.
+        library.impl(core_name.partition("::")[2], _without(core, key), key)
+    return getattr(torch.ops.convt3d, name).default
+
+
+def _casting(core: Any, device_type: str, key: str) -> _Kernel:
+    keys = _key_set(key)
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type == device_type:
+            return value.to(autocast_dtype(value, device_type))
+        return value
+
+    def kernel(*args: Any) -> Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return core(*map(cast, args))  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _without(core: Any, key: str) -> _Kernel:
+    keys = _key_set(key)
+
+    def kernel(*args: Any) -> Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return core(*args)  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _key_set(key: str) -> torch._C.DispatchKeySet:
+    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+
+forward_op = define(_ops._library, "conv_transpose3d", _ops.core_op)
