@@ -35,9 +35,9 @@ struct StreamEpilogue {
 
   CUTLASS_DEVICE static void init(SharedStorage& shared, StreamParams const& params) {
     // Of a load warp every lane arrives by itself, and the load thread as ever: a box is written before its unit is
-    // full. So does every lane of a consumer warp that stores what it has read from the unit: a race checker does not
-    // follow __syncwarp() to the one that arrives for all.
-    Resident::init(shared, kStores, loads_by_warps(params) ? 33 : 1, stores_by_consumers(params) ? 32 : 1);
+    // full. So does every lane of a consumer warp: a race checker does not follow __syncwarp() to one that would
+    // arrive for all, and it is no slower.
+    Resident::init(shared, kStores, loads_by_warps(params) ? 33 : 1, 32);
   }
 
   /// Whether load warps bring add in, and consumer warps store what they have finished.
@@ -142,7 +142,7 @@ struct StreamEpilogue {
     for (int i = 0; i < kStores; ++i) {
       Resident::wait_free(shared, slot);
       shared.box[slot.slot].store = Resident::kEnd;
-      Resident::ready(shared, slot).arrive();
+      for (int lane = 0; lane < 32; ++lane) Resident::ready(shared, slot).arrive();
       slot.advance(1, p.ring);
     }
   }
@@ -302,8 +302,8 @@ struct StreamEpilogue {
         update_unit(false);
       }
     }
+    if (!stores_by_consumers(params)) Resident::ready(shared, slot).arrive();
     __syncwarp();
-    if (!stores_by_consumers(params) && lane == 0) Resident::ready(shared, slot).arrive();
   }
 
   /// Stores an updated unit of this warp's where the copy engine cannot, and hands its slot back. Not by warps of its
