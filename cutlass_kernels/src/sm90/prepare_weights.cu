@@ -11,19 +11,21 @@ __global__ void write_images(__grid_constant__ WeightParams const p) {
   constexpr int kElement = sizeof(T);
   constexpr int kRows = block_rows(kElement);
   let_next_kernel_start();
-  int64_t const index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  int64_t const threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = index; i < p.classes; i += threads) p.counters[i] = 0;
-  for (int64_t i = index; i < p.owner_count; i += threads) p.owners[i] = 0;
+  constexpr int kThreads = kPrepareCtas * kPrepareThreads;
+  int const index = static_cast<int>(blockIdx.x * kPrepareThreads + threadIdx.x);
+  for (int i = index; i < p.classes; i += kThreads) p.counters[i] = 0;
+  for (int64_t i = index; i < p.owner_count; i += kThreads) p.owners[i] = 0;
 
+  // In 32 bits: as many weights as fit into the shared memory of all CTAs. Divisions of 64 bits would be half the code,
+  // which comes from memory in each call.
   bool suspect = false;
-  int64_t const elements = static_cast<int64_t>(p.classes) * p.blocks * kRows * 32;
-  for (int64_t i = index; i < elements; i += threads) {
-    int const k = static_cast<int>(i % 32);
-    int const row = static_cast<int>(i / 32 % kRows);
-    int64_t const rest = i / 32 / kRows;
-    int const slot = static_cast<int>(rest % p.blocks);
-    int const cls = static_cast<int>(rest / p.blocks);
+  int const elements = p.classes * p.blocks * kRows * 32;
+  for (int i = index; i < elements; i += kThreads) {
+    int const k = i % 32;
+    int const row = i / 32 % kRows;
+    int const rest = i / 32 / kRows;
+    int const slot = rest % p.blocks;
+    int const cls = rest / p.blocks;
     WeightPlace const place = weight_place(p, kElement, cls, block_place(p, slot), row, k);
     decltype(operand_bits(T{})) bits = 0;
     if (place.live) {
@@ -31,7 +33,7 @@ __global__ void write_images(__grid_constant__ WeightParams const p) {
       suspect = suspect || Element<T>::suspect(value);
       bits = operand_bits(value);
     }
-    unsigned char* const image = p.image + rest * kWeightBlockBytes;
+    unsigned char* const image = p.image + static_cast<int64_t>(rest) * kWeightBlockBytes;
     *reinterpret_cast<decltype(bits)*>(image + weight_offset(kElement, row, k)) = bits;
   }
   int const any = __syncthreads_or(suspect);
