@@ -189,6 +189,33 @@ TEST(Sm90Choice, MostlyEmptyTilesAreNotWorthwhile) {
   EXPECT_TRUE(worthwhile(parts_from(24), kH200));
 }
 
+TEST(Sm90Choice, SmallProblemsGoToTheFasterFamily) {
+  // Measured on an H200, each with the other family at least 1.25 times slower; docs/performance-log.md.
+  struct Case {
+    int mode, kernel, in, out, size, batch;
+    bool last, sm90;
+  };
+  constexpr int kTf32 = 0, kIeee = 1, kF16 = 2;
+  Case const cases[] = {
+      {kF16, 2, 64, 32, 6, 2, true, false},     {kF16, 2, 32, 32, 8, 1, true, false},
+      {kTf32, 2, 32, 32, 6, 2, false, false},   {kF16, 2, 32, 32, 24, 2, false, true},
+      {kF16, 2, 128, 128, 4, 2, true, true},    {kTf32, 2, 256, 128, 4, 2, false, true},
+      {kTf32, 2, 768, 128, 4, 2, true, true},   {kTf32, 3, 128, 128, 4, 8, true, true},
+      {kTf32, 3, 768, 128, 6, 1, false, false}, {kF16, 3, 768, 128, 6, 1, true, false},
+      {kTf32, 3, 512, 256, 6, 8, false, false}, {kF16, 2, 64, 32, 32, 1, false, true},
+      {kIeee, 2, 128, 64, 12, 1, true, false},  {kIeee, 3, 320, 256, 8, 8, true, true},
+  };
+  for (Case const& c : cases) {
+    int const border = c.kernel - 2;
+    Problem p =
+        make(c.batch, c.in, c.out, {c.size, c.size, c.size}, {c.kernel, c.kernel, c.kernel}, {border, border, border},
+             {border, border, border}, c.mode == kF16 ? CONVT3D_F16 : CONVT3D_F32, c.last);
+    if (c.mode == kIeee) p.precision = CONVT3D_IEEE;
+    EXPECT_EQ(worthwhile(p, kH200), c.sm90) << c.in << " -> " << c.out << ", kernel " << c.kernel << ", size " << c.size
+                                            << ", batch " << c.batch << ", mode " << c.mode << ", last " << c.last;
+  }
+}
+
 TEST(Sm90Choice, RowsThatStartAnywhereAreChosen) {
   auto odd = [](int in, int out, int size, convt3d_dtype dtype = CONVT3D_F32, bool last = false) {
     return make(2, in, out, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0}, dtype, last);

@@ -17,7 +17,7 @@ constexpr int kSlices = 8;    // of the input channels: one for each warp
 /// What this kernel is given at most: products (of a tap, an input and an output channel each) in all and for one
 /// output, outputs, and taps of the kernel. Beyond that it takes longer than the pre-pass and the tensor cores together
 /// (docs/performance-log.md): a warp fetches an output's operands in few, dependent steps.
-constexpr int64_t kMaxProducts = int64_t{1} << 22;
+constexpr int64_t kMaxProducts = int64_t{1} << 21;
 constexpr int64_t kMaxProductsOfOutput = 128;
 constexpr int64_t kMaxOutputs = int64_t{1} << 16;
 constexpr int64_t kMaxTaps = 64;

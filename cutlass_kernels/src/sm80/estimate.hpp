@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How long the family's kernels take for a small problem, for the choice between families.
+#pragma once
+
+#include "sm80/joint/geometry.hpp"
+
+namespace convt3d::sm80 {
+
+/// Microseconds of GPU time on an H200, the pre-pass included: fitted to stride 2, kernel 2 and 3, 16 to 768 channels,
+/// from 4^3 to 32^3, batch 1 to 8 (docs/performance-log.md), and within 30 % of nine in ten of these. A sum of what
+/// starting takes, the products of the longest class one after the other, all products, and the bytes.
+inline double estimated_microseconds(Problem const& p, int multiprocessors) {
+  struct Fit {
+    double start, longest, products, weights, tensors;
+  };
+  // Contiguous y, channels last.
+  constexpr Fit kTf32[2] = {{5.8, .25, .17, 2.9, 4.7}, {6.0, .30, .20, 2.7, 3.0}};
+  constexpr Fit kIeee[2] = {{5.7, .31, .56, .26, 3.9}, {6.0, .31, .57, .48, 2.4}};
+  constexpr Fit k16Bit[2] = {{7.1, .20, .16, 1.2, 4.8}, {5.5, .22, .05, 2.0, 2.3}};
+  constexpr Fit kJointTf32[2] = {{19.8, .014, .13, .40, 0}, {18.3, .005, .15, .94, 0}};
+  constexpr Fit kJoint16Bit[2] = {{20.8, .004, .046, .33, 0}, {14.1, 0, .048, .10, 0}};
+  int const last = p.y_stride[1] == 1 && p.out_channels > 1 ? 1 : 0;
+  bool const wide = p.dtype == CONVT3D_F32;
+  double const weights = 1e-5 * static_cast<double>(element_count(weight_shape(p)));
+  if (joint::chosen(p)) {
+    Fit const& fit = (wide ? kJointTf32 : kJoint16Bit)[last];
+    double const channels = static_cast<double>(p.in_channels);
+    double const tiles = static_cast<double>(joint::position_tiles(p) * joint::channel_tiles(p));
+    return fit.start + fit.longest * channels + fit.products * channels * tiles / multiprocessors +
+           fit.weights * weights;
+  }
+  Fit const& fit = (!wide ? k16Bit : uses_tf32(p) ? kTf32 : kIeee)[last];
+  int64_t const depth = wide ? kMaxTileK / 2 : kMaxTileK;  // of a step of the mainloop
+  int64_t const steps_per_tap = (p.in_channels + depth - 1) / depth;
+  // A class has about as many outputs as x has positions, and all classes together each tap once. Narrow tiles have
+  // half the products.
+  int64_t const taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
+  double const tiles = static_cast<double>(joint::position_tiles(p)) *
+                       (p.out_channels <= 32 ? .5 : static_cast<double>((p.out_channels + 63) / 64));
+  double const steps = tiles * static_cast<double>(taps * steps_per_tap) / multiprocessors;
+  double const elements = 1e-6 * static_cast<double>(element_count(x_shape(p)) + element_count(y_shape(p)));
+  return fit.start + fit.longest * static_cast<double>(most_taps(p) * steps_per_tap) + fit.products * steps +
+         fit.weights * weights + fit.tensors * elements;
+}
+
+}  // namespace convt3d::sm80
