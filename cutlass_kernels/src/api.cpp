@@ -6,6 +6,7 @@
 #include "convt3d/convt3d.h"
 #include "convt3d/convt3d_backward.h"
 #include "convt3d/convt3d_copy.h"
+#include "convt3d/convt3d_launch.h"
 #include "copy/copy.hpp"
 #include "dispatch.hpp"
 #include "validate.hpp"
@@ -88,6 +89,18 @@ convt3d_status convt3d_forward(convt3d_problem const* problem, convt3d_plan cons
   status = convt3d::current_device(&device, message);
   if (status != CONVT3D_OK) return status;
   return convt3d::forward(convt3d::compiled_families(), *problem, *plan, *tensors, device, stream, message);
+}
+
+convt3d_status convt3d_launch(convt3d_problem const* problem, convt3d_plan const* plan, convt3d_device const* device,
+                              convt3d_tensors const* tensors, void* stream, char* text, size_t capacity) {
+  Message message(text, capacity);
+  convt3d_status status = require(problem, "problem", message);
+  if (status == CONVT3D_OK) status = require(plan, "plan", message);
+  if (status == CONVT3D_OK) status = require(device, "device", message);
+  if (status == CONVT3D_OK) status = require(tensors, "tensors", message);
+  if (status != CONVT3D_OK) return status;
+  if (convt3d::element_count(convt3d::y_shape(*problem)) == 0) return CONVT3D_OK;
+  return convt3d::launch(convt3d::compiled_families(), *problem, *plan, *tensors, *device, stream, message);
 }
 
 convt3d_status convt3d_backward_activation_workspace(convt3d_activation_gradient const* description,

@@ -95,6 +95,29 @@ Status check_tensors(Problem const& p, convt3d_tensors const& t, Message& messag
   return CONVT3D_OK;
 }
 
+/// What a plan that fits the problem and the device launches.
+Status enqueue(FamilyList families, Problem const& problem, convt3d_plan const& plan, convt3d_tensors const& tensors,
+               convt3d_device const& device, size_t needed, void* stream, Message& message) {
+  if (plan.reserved == kSmallForm) return families.small->run(problem, plan, tensors, stream, message);
+  if (tensors.workspace_bytes < needed) {
+    return message.fail(CONVT3D_WORKSPACE_TOO_SMALL, "workspace_bytes is %zu, but %zu are needed",
+                        tensors.workspace_bytes, needed);
+  }
+  Status status = CONVT3D_OK;
+  if (needed > 0) {
+    status = checks::check_pointer("workspace", tensors.workspace, checks::kWorkspaceAlignment, message);
+  }
+  Family const* family = find(families, plan.kernel);
+  Problem const part = part_of(*family, problem, device);
+  if (status == CONVT3D_OK && part.groups == problem.groups) {
+    return family->run(problem, plan, tensors, stream, message);
+  }
+  for (int64_t group = 0; group < problem.groups && status == CONVT3D_OK; ++group) {
+    status = family->run(part, plan, group_tensors(problem, tensors, group), stream, message);
+  }
+  return status;
+}
+
 }  // namespace
 
 FamilyList compiled_families() {
@@ -159,26 +182,21 @@ Status forward(FamilyList families, Problem const& problem, convt3d_plan const& 
 
   if (plan.reserved != 0) {
     bool const takes = plan.reserved == kSmallForm && takes_small_form(families, problem, device);
-    if (takes && plan.kernel == families.small->id) return families.small->run(problem, plan, tensors, stream, message);
-    return message.fail(CONVT3D_INVALID_ARGUMENT, "kernel %s has no form %" PRId32 " for this problem",
-                        kernel_name(plan.kernel), plan.reserved);
+    if (!takes || plan.kernel != families.small->id) {
+      return message.fail(CONVT3D_INVALID_ARGUMENT, "kernel %s has no form %" PRId32 " for this problem",
+                          kernel_name(plan.kernel), plan.reserved);
+    }
   }
   Family const* family = find(families, plan.kernel);
-  Problem const part = part_of(*family, problem, device);
-  size_t const needed = std::max(plan.workspace_bytes, family->workspace_bytes(part, device));
-  if (tensors.workspace_bytes < needed) {
-    return message.fail(CONVT3D_WORKSPACE_TOO_SMALL, "workspace_bytes is %zu, but %zu are needed",
-                        tensors.workspace_bytes, needed);
-  }
-  if (needed > 0) {
-    status = checks::check_pointer("workspace", tensors.workspace, checks::kWorkspaceAlignment, message);
-  }
+  size_t const own = plan.reserved != 0 ? 0 : family->workspace_bytes(part_of(*family, problem, device), device);
+  return enqueue(families, problem, plan, tensors, device, std::max(plan.workspace_bytes, own), stream, message);
+}
+
+Status launch(FamilyList families, Problem const& problem, convt3d_plan const& plan, convt3d_tensors const& tensors,
+              convt3d_device const& device, void* stream, Message& message) {
+  Status const status = check_tensors(problem, tensors, message);
   if (status != CONVT3D_OK) return status;
-  if (part.groups == problem.groups) return family->run(problem, plan, tensors, stream, message);
-  for (int64_t group = 0; group < problem.groups && status == CONVT3D_OK; ++group) {
-    status = family->run(part, plan, group_tensors(problem, tensors, group), stream, message);
-  }
-  return status;
+  return enqueue(families, problem, plan, tensors, device, plan.workspace_bytes, stream, message);
 }
 
 }  // namespace convt3d

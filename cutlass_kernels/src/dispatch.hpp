@@ -39,6 +39,10 @@ Status make_plan(FamilyList families, Problem const& problem, int32_t kernel, co
 Status forward(FamilyList families, Problem const& problem, convt3d_plan const& plan, convt3d_tensors const& tensors,
                convt3d_device const& device, void* stream, Message& message);
 
+/// The same for what `make_plan` has just returned OK for, unchanged and on `device`: only the tensors are checked.
+Status launch(FamilyList families, Problem const& problem, convt3d_plan const& plan, convt3d_tensors const& tensors,
+              convt3d_device const& device, void* stream, Message& message);
+
 /// The current CUDA device (device.cpp); NOT_SUPPORTED where there is none or the build has no CUDA.
 Status current_device(convt3d_device* device, Message& message);
 

@@ -200,6 +200,7 @@ DEFAULT_PRECISION = 2
 """In a compiled graph the code of "default", beside those of the kernels."""
 _MOST_SETTINGS = 1024
 _LIMIT = 1 << 20
+_FLOAT32 = torch.float32
 
 
 def quick(
@@ -228,10 +229,11 @@ def quick(
     if input is None or weight is None or not input.is_cuda:
         return None
     loaded = _native or native()
-    if loaded.quick is None:
+    operator = loaded.quick
+    if operator is None:
         return None
     if precision is None:  # "default" is for types to which precision means nothing
-        precision = conv_precision() if input.dtype is torch.float32 else "default"
+        precision = conv_precision() if input.dtype is _FLOAT32 else "default"
     elif precision == "default":  # the operator's word, not a user's
         return None
     key = (triples, groups, add_order, activation, negative_slope, precision)
@@ -243,7 +245,14 @@ def quick(
         known = _new_settings(key)
         if known is None:
             return None
-    return _run_quick(loaded, input, weight, bias, add, skip, skip_first, known[1])
+    if skip is not None:
+        return _run_quick(loaded, input, weight, bias, add, skip, skip_first, known[1])
+    try:
+        out: Tensor | None = operator(input, weight, bias, add, known[1])
+    except RuntimeError as error:
+        _raise_if_out_of_memory(error, input.device)
+        raise
+    return out
 
 
 def _run_quick(

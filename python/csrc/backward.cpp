@@ -75,7 +75,8 @@ std::optional<Tensor> activation_backward(Tensor const& grad_output, std::option
   int32_t const index = grad_output.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(index);
   int64_t const count = sums != 0 ? d.size[1] : 0;
-  std::optional<Tensor> result = empty_cuda({count}, {1}, aoti_torch_dtype_float32(), index);
+  int64_t const stride = 1;
+  std::optional<Tensor> result = empty_cuda(1, &count, &stride, aoti_torch_dtype_float32(), index);
   Workspace const workspace(result ? workspace_bytes : 0, index);
   if (!result || workspace.failed()) raise_out_of_memory(4 * count, workspace_bytes);
 

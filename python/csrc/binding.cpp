@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "convt3d/convt3d_copy.h"
+#include "convt3d/convt3d_launch.h"
 #include "eager_rules.hpp"
 #include "support.hpp"
 
@@ -234,8 +235,8 @@ bool describe_copy(Call const& call, convt3d_problem const& problem, Result cons
 }
 
 // Plans on the current device. A status that is not OK comes with a message.
-convt3d_status make_plan(Call const& call, convt3d_problem const& problem, convt3d_plan& plan, char* message) {
-  convt3d_device device{};
+convt3d_status make_plan(Call const& call, convt3d_problem const& problem, convt3d_device& device, convt3d_plan& plan,
+                         char* message) {
   convt3d_status const status = convt3d_current_device(&device, message, kMessageBytes);
   if (status != CONVT3D_OK) return status;
   return convt3d_make_plan(&problem, static_cast<convt3d_kernel>(call.kernel), &device, &plan, message, kMessageBytes);
@@ -250,17 +251,19 @@ std::optional<Tensor> run(Call const& call) {
   if (call.skip != nullptr && !describe_copy(call, problem, result, copy)) return std::nullopt;
 
   int32_t const index = call.input.get_device_index();
-  torch::stable::accelerator::DeviceGuard const guard(index);
+  // Most calls are for the current device: asking takes less than a guard.
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (torch::stable::accelerator::getCurrentDeviceIndex() != index) guard.emplace(index);
+  convt3d_device device{};
   convt3d_plan plan{};
   char message[kMessageBytes] = "";
-  convt3d_status status = make_plan(call, problem, plan, message);
+  convt3d_status status = make_plan(call, problem, device, plan, message);
   if (declined(status)) return std::nullopt;
   if (status != CONVT3D_OK) raise(status, message);
 
   std::optional<Tensor> out = call.out != nullptr
                                   ? std::optional<Tensor>(*call.out)
-                                  : empty_cuda({result.shape, result.shape + kDims},
-                                               {result.stride, result.stride + kDims}, dtype_of(call.input), index);
+                                  : empty_cuda(kDims, result.shape, result.stride, dtype_of(call.input), index);
   Workspace const workspace(out ? plan.workspace_bytes : 0, index);
   int64_t const element = static_cast<int64_t>(call.input.element_size());
   if (!out || workspace.failed()) {
@@ -281,7 +284,7 @@ std::optional<Tensor> run(Call const& call) {
   if (alignment_of(tensors.y) < problem.y_alignment) return std::nullopt;
 
   void* const stream = current_stream(index);
-  status = convt3d_forward(&problem, &plan, &tensors, stream, message, sizeof(message));
+  status = convt3d_launch(&problem, &plan, &device, &tensors, stream, message, sizeof(message));
   if (status == CONVT3D_OK && call.skip != nullptr) {
     status = convt3d_copy_tensor(&copy, call.skip->const_data_ptr(), base + result.skip_offset * element, stream,
                                  message, sizeof(message));

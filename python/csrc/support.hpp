@@ -75,12 +75,11 @@ inline bool declined(convt3d_status status) {
 }
 
 // Null where the memory cannot be had.
-inline std::optional<Tensor> empty_cuda(std::vector<int64_t> const& shape, std::vector<int64_t> const& strides,
-                                        int32_t dtype, int32_t device_index) {
+inline std::optional<Tensor> empty_cuda(int64_t dims, int64_t const* shape, int64_t const* strides, int32_t dtype,
+                                        int32_t device_index) {
   AtenTensorHandle handle = nullptr;
   AOTITorchError const error =
-      aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), dtype,
-                               aoti_torch_device_type_cuda(), device_index, &handle);
+      aoti_torch_empty_strided(dims, shape, strides, dtype, aoti_torch_device_type_cuda(), device_index, &handle);
   if (error != 0) return std::nullopt;
   return Tensor(handle);
 }
@@ -96,7 +95,8 @@ class Workspace {
     if (raw_) {
       failed_ = aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &data_) != 0;
     } else {
-      tensor_ = empty_cuda({static_cast<int64_t>(bytes)}, {1}, aoti_torch_dtype_uint8(), device_index);
+      int64_t const size = static_cast<int64_t>(bytes), stride = 1;
+      tensor_ = empty_cuda(1, &size, &stride, aoti_torch_dtype_uint8(), device_index);
       failed_ = !tensor_;
       data_ = tensor_ ? tensor_->mutable_data_ptr() : nullptr;
     }

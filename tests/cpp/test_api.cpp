@@ -12,6 +12,7 @@
 #include "cases.hpp"
 #include "convt3d/activation.hpp"
 #include "convt3d/convt3d.h"
+#include "convt3d/convt3d_launch.h"
 #include "dispatch.hpp"
 #include "groups.hpp"
 
@@ -168,6 +169,30 @@ TEST_F(Dispatch, RunsTheKernelOfThePlan) {
   EXPECT_STREQ(text, "launch failed");
 }
 
+TEST_F(Dispatch, LaunchesWhatWasPlanned) {
+  Message message(text, sizeof text);
+  auto const launch_plan = [&] { return launch(kFakesWithSmall, problem, plan, tensors, kAmpere, nullptr, message); };
+  ASSERT_EQ(make_plan(kFakesWithSmall, problem, CONVT3D_KERNEL_AUTO, kAmpere, &plan, message), CONVT3D_OK);
+  int const before = runs_of_sm80, small_before = runs_of_small;
+  EXPECT_EQ(launch_plan(), CONVT3D_OK) << text;
+  EXPECT_EQ(runs_of_sm80, before + 1);
+  tensors.workspace_bytes = 127;
+  EXPECT_EQ(launch_plan(), CONVT3D_WORKSPACE_TOO_SMALL);
+  tensors.workspace_bytes = 128;
+  char* const x = buffer;
+  tensors.x = nullptr;
+  EXPECT_EQ(launch_plan(), CONVT3D_INVALID_ARGUMENT);
+  tensors.x = x;
+  EXPECT_EQ(runs_of_sm80, before + 1) << "launched in spite of an error";
+
+  problem.batch = 1;
+  ASSERT_EQ(make_plan(kFakesWithSmall, problem, CONVT3D_KERNEL_AUTO, kAmpere, &plan, message), CONVT3D_OK);
+  EXPECT_EQ(launch_plan(), CONVT3D_OK) << text;
+  EXPECT_EQ(runs_of_small, small_before + 1);
+  EXPECT_EQ(runs_of_sm80, before + 1);
+  runs_of_small = small_before;
+}
+
 TEST_F(Dispatch, RefusesAPlanForAnotherDeviceOrProblem) {
   EXPECT_EQ(run(CONVT3D_KERNEL_SM90, kAmpere), CONVT3D_NOT_SUPPORTED);
   EXPECT_EQ(run(CONVT3D_KERNEL_AUTO), CONVT3D_INVALID_ARGUMENT);
@@ -289,6 +314,8 @@ TEST(Api, NullArgumentsAreErrors) {
   EXPECT_STREQ(text, "plan is null");
   EXPECT_EQ(convt3d_forward(&problem, &plan, nullptr, nullptr, text, sizeof text), CONVT3D_INVALID_ARGUMENT);
   EXPECT_STREQ(text, "tensors is null");
+  EXPECT_EQ(convt3d_launch(&problem, &plan, nullptr, &tensors, nullptr, text, sizeof text), CONVT3D_INVALID_ARGUMENT);
+  EXPECT_STREQ(text, "device is null");
   EXPECT_EQ(convt3d_current_device(nullptr, text, sizeof text), CONVT3D_INVALID_ARGUMENT);
 }
 
@@ -310,6 +337,8 @@ TEST(Api, AnEmptyOutputNeedsNoDeviceAndNoPointers) {
   convt3d_tensors const tensors{};
   char text[128] = "";
   EXPECT_EQ(convt3d_forward(&problem, &plan, &tensors, nullptr, text, sizeof text), CONVT3D_OK) << text;
+  convt3d_device const device = kHopper;
+  EXPECT_EQ(convt3d_launch(&problem, &plan, &device, &tensors, nullptr, text, sizeof text), CONVT3D_OK) << text;
 }
 
 TEST(Api, CurrentDeviceIsThereOrTheReasonIs) {

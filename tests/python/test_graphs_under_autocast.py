@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import convt3d
-from convt3d import FusedConvTranspose3d, _cat, _composite, _ops, conv_transpose3d_cat
+from convt3d import FusedConvTranspose3d, _cat, _composite, _functional, _ops, conv_transpose3d_cat
 from toolchain import needs_python_headers
 
 Graph = Callable[..., Tensor]
@@ -149,6 +149,19 @@ def test_operators_in_graphs(make: Any, cat: bool) -> None:
         graph: Any = make(Net(True, cat).requires_grad_(False), *inputs("cpu"))
     (target,) = [n.target for n in graph.graph.nodes if "convt3d" in str(n.target)]
     assert target == (COMPOSITE if make in IN_FRONT else CORE)[cat]
+
+
+def test_a_trace_in_front_of_the_dispatcher_is_seen() -> None:
+    """It has no mode that the dispatcher knows, and the short way would be recorded as it is."""
+    seen: list[bool] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(_functional.observed())
+        return x + 1
+
+    for pre_dispatch in (True, False):
+        make_fx(function, pre_dispatch=pre_dispatch)(torch.ones(2))
+    assert seen == [True, True] and not _functional.observed()
 
 
 @needs_python_headers

@@ -109,6 +109,37 @@ def test_default_follows_the_switch_when_the_operator_runs() -> None:
         assert resolve_precision("default", "cpu") == "ieee"
 
 
+def test_default_follows_every_setting(general: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older switch, which speaks for all of cuDNN, and the newer ones, also where they differ."""
+    conv, rnn = general.cudnn.conv, general.cudnn.rnn
+    before = rnn.fp32_precision
+    monkeypatch.setattr(_precision, "_flags_differ", False)
+
+    def check() -> None:
+        wanted = "tf32" if conv.fp32_precision == "tf32" else "ieee"
+        assert _precision.conv_precision() == wanted and resolve_precision("default", "cuda") == wanted
+
+    try:
+        for allowed in (True, False, True):
+            general.cudnn.allow_tf32 = allowed
+            check()
+            assert _precision.conv_precision() == ("tf32" if allowed else "ieee")
+        assert not _precision._flags_differ
+        for ours in ("tf32", "ieee", "none"):
+            for theirs in ("ieee", "none", "tf32"):
+                conv.fp32_precision, rnn.fp32_precision = ours, theirs
+                check()
+        assert _precision._flags_differ
+        for setting in ("ieee", "tf32"):
+            general.cudnn.allow_tf32 = setting == "tf32"
+            check()
+            general.fp32_precision = setting
+            check()
+    finally:
+        general.cudnn.allow_tf32 = True
+        rnn.fp32_precision = before
+
+
 def test_default_is_the_operators_word_and_not_the_users() -> None:
     x, w = torch.zeros(1, 2, 2, 2, 2), torch.zeros(2, 2, 2, 2, 2)
     for call in (
