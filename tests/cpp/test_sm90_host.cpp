@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "sm90/sums.hpp"
 #include "sm90_emulation.hpp"
 #include "sm90_problems.hpp"
 
@@ -52,9 +53,31 @@ TEST(Sm90Geometry, EveryTapIsInOneBlockOfItsGroup) {
         }
       }
       EXPECT_EQ(static_cast<int>(seen.size()), k * k * k);
-      for (auto const& [key, count] : seen) EXPECT_EQ(count, 1) << key;
+      std::vector<int64_t> products(8);
+      for (auto const& [key, count] : seen) {
+        EXPECT_EQ(count, 1) << key;
+        products[key / 512] += p.in_channels;
+      }
+      for (int parities = 0; parities < 8; ++parities) {
+        EXPECT_EQ(products[parities], products_of(p, parities / 4, parities / 2 % 2, parities % 2));
+      }
     }
   }
+}
+
+TEST(Sm90Sums, OnlySixteenBitTypesAreCorrectedAndByLessThanTheBound) {
+  for (int64_t products : {1, 8, 32, 256, 512, 4096}) {
+    EXPECT_EQ(loss_factor(CONVT3D_F32, products), 1.0f);
+    for (int32_t dtype : {CONVT3D_F16, CONVT3D_BF16}) {
+      float const factor = loss_factor(dtype, products);
+      EXPECT_GE(factor, 1.0f);
+      EXPECT_LT(factor, 1.0f + 4 * 0x1p-22f);
+      EXPECT_GE(loss_factor(dtype, 2 * products), factor);
+    }
+  }
+  EXPECT_EQ(loss_factor(CONVT3D_F16, 256), 1.0f + 0.875f * 0x1p-20f);
+  EXPECT_EQ(loss_factor(CONVT3D_F16, 512), loss_factor(CONVT3D_F16, 256));
+  EXPECT_EQ(loss_factor(CONVT3D_BF16, 512), 1.0f + 0.5f * 0x1p-20f);
 }
 
 TEST(Sm90Geometry, BlockRowsAreEveryChannelAndParityOnce) {

@@ -296,16 +296,16 @@ struct CollectiveEpilogue {
 
   /// One warp's unit: unit += acc + bias, activation, in place.
   CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, UnitState slot,
-                                    int lane, float const (&bias)[kChannels], FlatAdd const& flat,
-                                    Accumulators const& acc) {
+                                    int lane, float const (&bias)[kChannels], float const (&factor)[4],
+                                    FlatAdd const& flat, Accumulators const& acc) {
     wait_full(shared, slot);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     if constexpr (kPairs) {
       update_pairs(p, unit, lane, bias, flat, acc);
     } else if constexpr (kChannelsLast) {
-      update_ndhwc(p, unit, lane, bias, flat, acc);
+      update_ndhwc(p, unit, lane, bias, factor, flat, acc);
     } else {
-      update_ncdhw(p, unit, lane, bias, flat, acc);
+      update_ncdhw(p, unit, lane, bias, factor, flat, acc);
     }
     __syncwarp();
     if (lane == 0) ready(shared, slot).arrive();
@@ -313,7 +313,8 @@ struct CollectiveEpilogue {
 
   /// Whole output rows, those of one H position after the other.
   CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
-                                          FlatAdd const& flat, Accumulators const& acc) {
+                                          float const (&factor)[4], FlatAdd const& flat, Accumulators const& acc) {
+    float const of_columns[2] = {factor[lane / 16 * 2], factor[lane / 16 * 2 + 1]};  // lane / 16: the H parity
     constexpr int kChunks = kRowBytes / 16;
     constexpr int kPerRow = kChunks / kBatch;
     uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
@@ -341,7 +342,8 @@ struct CollectiveEpilogue {
         // Accumulators of output ow: [4 (ow / 2) + 2 (ow mod 2) + b].
         CUTLASS_PRAGMA_UNROLL
         for (int o = 0; o < kVector; ++o) {
-          f[o] = tail(p, acc[part][2 * (kVector * (first + k) + o) + b] + bias[part], f[o]);
+          float const sum = acc[part][2 * (kVector * (first + k) + o) + b];
+          f[o] = tail(p, finish(sum, bias[part], of_columns[o % 2]), f[o]);
         }
         store_shared(row + (((first + k) << 4) ^ swizzle), Element<T>::pack(f));
       }
@@ -350,7 +352,7 @@ struct CollectiveEpilogue {
 
   /// 16 bytes of channels of one output after the other.
   CUTLASS_DEVICE static void update_ndhwc(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
-                                          FlatAdd const& flat, Accumulators const& acc) {
+                                          float const (&factor)[4], FlatAdd const& flat, Accumulators const& acc) {
     uint32_t const base = unit + unit_row_ndhwc(lane, 0, 0, 0, 0) * kRowBytes + (((lane & 3) ^ ((lane >> 3) & 3)) << 4);
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kParts * 8; first += kBatch) {  // part, half, H parity, W parity
@@ -372,7 +374,8 @@ struct CollectiveEpilogue {
         CUTLASS_PRAGMA_UNROLL
         for (int c = 0; c < kVector; ++c) {
           int const j = kVector / 2 * parity + c / 2;
-          f[c] = tail(p, acc[(first + i) / 8][4 * j + 2 * half + c % 2] + bias[c], f[c]);
+          float const sum = acc[(first + i) / 8][4 * j + 2 * half + c % 2];
+          f[c] = tail(p, finish(sum, bias[c], factor[parity]), f[c]);
         }
         store_shared(base + row_of(first + i) * kRowBytes, Element<T>::pack(f));
       }
@@ -412,6 +415,11 @@ struct CollectiveEpilogue {
 
   CUTLASS_DEVICE static constexpr int row_of(int index) {
     return unit_row_ndhwc(0, index / 8, index / 4 % 2, index / 2 % 2, index % 2);
+  }
+
+  /// `factor`: of sums of 16-bit types (sums.hpp).
+  CUTLASS_DEVICE static float finish(float sum, float bias, float factor) {
+    return sizeof(T) == 2 ? fmaf(sum, factor, bias) : sum + bias;
   }
 
   CUTLASS_DEVICE static float tail(Params const& p, float conv, float add) {

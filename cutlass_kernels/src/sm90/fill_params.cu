@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "sm90/launch.hpp"
+#include "sm90/sums.hpp"
 #include "sm90/tensor_map.hpp"
 
 namespace convt3d::sm90 {
@@ -196,6 +197,9 @@ bool fill_params(KernelParams& k, WeightParams& w, Problem const& p, Config cons
   for (int group = 0; group < kGroups; ++group) {
     w.program[group] = group_program(p, group);
     DeviceProgram& d = m.program[group];
+    for (int parity = 0; parity < 4; ++parity) {
+      d.factor[parity] = loss_factor(p.dtype, products_of(p, group, parity / 2, parity % 2));
+    }
     d.first_byte = image_offset(places, m.offsets, first);
     d.last_live = -1;
     for (int s = 0; s < m.depth_count; ++s) {

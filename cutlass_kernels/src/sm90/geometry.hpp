@@ -62,6 +62,14 @@ constexpr Window window(int64_t kernel, int64_t padding) {
   return {lo, hi - lo + 1};
 }
 
+/// Taps that reach a parity.
+constexpr int live_taps(int parity, int64_t kernel, int64_t padding) {
+  Window const w = window(kernel, padding);
+  int count = 0;
+  for (int delta = w.lo; delta < w.lo + w.count; ++delta) count += is_live(parity, delta, kernel, padding);
+  return count;
+}
+
 constexpr int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
 // Work split. A CTA keeps the weights of one class, the output channels that fill 64 bytes, and computes all eight

@@ -171,7 +171,7 @@ struct Kernel {
           load_bias();
           flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
         }
-        Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, flat, acc);
+        Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, program.factor, flat, acc);
         Mainloop::release_rest(m, program, shared.mainloop, stage, keep, lane);
         stage = next;
         for (int i = 0; i < kGroups; ++i) unit.advance(kUnitsPerGroup, e.ring);  // a step must not pass the ring

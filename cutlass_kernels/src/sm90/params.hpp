@@ -26,6 +26,7 @@ struct DeviceProgram {
   int32_t first_byte;        // in the class's weight image
   int32_t live[kMaxWindow];  // whether it multiplies a slice
   int32_t last_live;         // the last of these, -1 if none
+  float factor[4];           // of the sums of each (H, W) parity, number 2 h + w (sums.hpp)
 };
 
 struct MainloopParams {

@@ -23,6 +23,7 @@ struct StreamEpilogue {
   static constexpr int kCopies = kChannelsLast ? 1 : 2;     // boxes of a unit
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
   static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
+  static constexpr bool kScaled = kSplit || sizeof(T) == 2;
   /// Accesses of a thread to a unit that are read at a time: of 16 bytes, and (NDHWC) of pairs. They are read ahead,
   /// while the batch before them is worked on, but in ieee mode, where that was no faster.
   static constexpr bool kReadsAhead = !kSplit;
@@ -225,10 +226,10 @@ struct StreamEpilogue {
   struct Channels {
     float bias[2];
     uint32_t add[2];  // the value of a channel, in each element of a word
-    float scale;      // of the sums, in ieee mode
+    float scale[2];   // of the sums of each W parity; but in tf32 mode
 
-    CUTLASS_DEVICE float finish(float sum, int half) const {
-      return kSplit ? fmaf(sum, scale, bias[half]) : sum + bias[half];
+    CUTLASS_DEVICE float finish(float sum, int half, int parity) const {
+      return kScaled ? fmaf(sum, scale[kSplit ? 0 : parity], bias[half]) : sum + bias[half];
     }
   };
 
@@ -369,7 +370,7 @@ struct StreamEpilogue {
         CUTLASS_PRAGMA_UNROLL
         for (int o = 0; o < kVector; ++o) {
           int const ow = kVector * (first + k) + o;
-          f[o] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(ow / 2, half, b)], half), f[o]);
+          f[o] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(ow / 2, half, b)], half, ow % 2), f[o]);
         }
         store_shared(address(i, k), Element<T>::pack(f));
       }
@@ -414,7 +415,8 @@ struct StreamEpilogue {
         unpack_pair(v[batch % 2][i], f);
         CUTLASS_PRAGMA_UNROLL
         for (int half = 0; half < 2; ++half) {
-          f[half] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(j, half, index % 2)], half), f[half]);
+          float const sum = acc[ow % 2][accumulator(j, half, index % 2)];
+          f[half] = Resident::tail(p, channels.finish(sum, half, ow % 2), f[half]);
         }
         store_pair(pair_address(unit, index, line, byte, lane), f);
       }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sm90/stream/params.hpp"
+#include "sm90/sums.hpp"
 #include "sm90/tensor_map.hpp"
 
 namespace convt3d::sm90::stream {
@@ -146,7 +147,10 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
     d.depth_lo = g.depth.lo;
     d.depth_count = g.depth.count;
     d.height_count = g.height.count;
-    for (int parity = 0; parity < 2; ++parity) d.width_count[parity] = g.width[parity].count;
+    for (int parity = 0; parity < 2; ++parity) {
+      d.width_count[parity] = g.width[parity].count;
+      d.factor[parity] = loss_factor(p.dtype, p.in_channels * g.depth.count * g.height.count * g.width[parity].count);
+    }
     for (int i = 0; i < g.pieces(); ++i) {
       Piece const piece = g.piece(g.of_first_depth(i));
       d.operand_offset[i] = static_cast<int16_t>(

@@ -135,8 +135,10 @@ struct Kernel {
       if constexpr (kSplit) {
         SplitRoute::Scales const scales{__ldcg(&params.split.state->x_exponent),
                                         __ldcg(params.split.weight_exponent + item.channel / kTileChannels)};
-        channels.scale = scales.inverse(0);
+        channels.scale[0] = scales.inverse(0);
         Mainloop::multiply_sums(scales.inverse(1), acc);
+      } else if constexpr (sizeof(T) == 2) {
+        for (int parity = 0; parity < 2; ++parity) channels.scale[parity] = params.cls[item.cls].factor[parity];
       }
       // A warp that stores by itself hands a unit back before it waits for its next one: a ring may be too short for
       // both.
