@@ -49,6 +49,7 @@ struct AnyTail {
 template <class T, bool kChannelsLast, class Tail>
 struct CollectiveEpilogue {
   using Params = EpilogueParams;
+  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
   static constexpr int kVector = Element<T>::kVector;
   static constexpr bool kPairs = kChannelsLast && !kPositionsFirst<T, kChannelsLast>;  // accumulators of two channels
   static constexpr int kParts = Multiply<T, kChannelsLast>::kParts;                    // wgmmas of a tile: halves of M
@@ -294,14 +295,15 @@ struct CollectiveEpilogue {
     return flat;
   }
 
-  /// One warp's unit: unit += acc + bias, activation, in place.
+  /// One warp's unit: unit += factor acc + bias, activation, in place. The factor is that of the (H, W) parity; the
+  /// same for all in ieee mode, 1 and not looked at in tf32 mode.
   CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, UnitState slot,
                                     int lane, float const (&bias)[kChannels], float const (&factor)[4],
                                     FlatAdd const& flat, Accumulators const& acc) {
     wait_full(shared, slot);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     if constexpr (kPairs) {
-      update_pairs(p, unit, lane, bias, flat, acc);
+      update_pairs(p, unit, lane, bias, factor[0], flat, acc);
     } else if constexpr (kChannelsLast) {
       update_ndhwc(p, unit, lane, bias, factor, flat, acc);
     } else {
@@ -314,7 +316,8 @@ struct CollectiveEpilogue {
   /// Whole output rows, those of one H position after the other.
   CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
                                           float const (&factor)[4], FlatAdd const& flat, Accumulators const& acc) {
-    float const of_columns[2] = {factor[lane / 16 * 2], factor[lane / 16 * 2 + 1]};  // lane / 16: the H parity
+    int const parity = kSplit ? 0 : lane / 16 * 2;  // lane / 16: of H
+    float const of_columns[2] = {factor[parity], factor[parity + 1]};
     constexpr int kChunks = kRowBytes / 16;
     constexpr int kPerRow = kChunks / kBatch;
     uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
@@ -384,7 +387,7 @@ struct CollectiveEpilogue {
 
   /// Two neighbouring channels of one output after the other.
   CUTLASS_DEVICE static void update_pairs(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
-                                          FlatAdd const& flat, Accumulators const& acc) {
+                                          float factor, FlatAdd const& flat, Accumulators const& acc) {
     static_assert(kRowBytes == 64);
     constexpr int kPairBatch = 2 * kBatch;
     // Rows of even and of odd H positions share no bank, so lanes of odd columns take their odd row first. The swizzle
@@ -406,8 +409,9 @@ struct CollectiveEpilogue {
       for (int i = 0; i < kPairBatch; ++i) {
         int const at = (first + i) / 2 * 4 + i % 2;
         int const other = at ^ 1;
-        float const low = tail(p, (swap ? acc[0][other] : acc[0][at]) + bias[0], __uint_as_float(v[i].x));
-        float const high = tail(p, (swap ? acc[0][other + 2] : acc[0][at + 2]) + bias[1], __uint_as_float(v[i].y));
+        float const low = tail(p, finish(swap ? acc[0][other] : acc[0][at], bias[0], factor), __uint_as_float(v[i].x));
+        float const high =
+            tail(p, finish(swap ? acc[0][other + 2] : acc[0][at + 2], bias[1], factor), __uint_as_float(v[i].y));
         store_shared(address(first + i), make_uint2(__float_as_uint(low), __float_as_uint(high)));
       }
     }
@@ -417,9 +421,9 @@ struct CollectiveEpilogue {
     return unit_row_ndhwc(0, index / 8, index / 4 % 2, index / 2 % 2, index % 2);
   }
 
-  /// `factor`: of sums of 16-bit types (sums.hpp).
+  /// `factor`: of sums of 16-bit types (sums.hpp), and from parts to fp32.
   CUTLASS_DEVICE static float finish(float sum, float bias, float factor) {
-    return sizeof(T) == 2 ? fmaf(sum, factor, bias) : sum + bias;
+    return sizeof(T) == 2 || kSplit ? fmaf(sum, factor, bias) : sum + bias;
   }
 
   CUTLASS_DEVICE static float tail(Params const& p, float conv, float add) {

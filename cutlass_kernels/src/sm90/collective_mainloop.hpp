@@ -156,7 +156,7 @@ struct CollectiveMainloop {
     if constexpr (kSplit) {
       // The first slab's large products have one accumulator; the small ones of the first two have the other, which
       // then is scaled to the large ones, takes the second slab's, and is added to the first. So does it with each
-      // further slab.
+      // further slab. Of a single slab, it is scaled as it is added.
       int c = 0;
       auto next_slab = [&] {
         weights += static_cast<uint32_t>(p.block_step);
@@ -172,10 +172,12 @@ struct CollectiveMainloop {
           Mma::high(weights + static_cast<uint32_t>(p.block_units[i]),
                     slab + static_cast<uint32_t>(p.operand_offset[i]), acc, 0);
         }
+        bool add = false;
         for (int again = first && (c + 1 < p.slabs || s < program.last_live) ? 1 : 0; again >= 0; --again) {
           for (int i = 0; i < p.offsets; ++i) {
             Mma::low(weights + static_cast<uint32_t>(p.block_units[i]),
-                     slab + static_cast<uint32_t>(p.operand_offset[i]), acc);
+                     slab + static_cast<uint32_t>(p.operand_offset[i]), acc, add);
+            add = true;
           }
           count_tiny();
           if (again == 0) break;
@@ -187,7 +189,7 @@ struct CollectiveMainloop {
         }
         cute::warpgroup_commit_batch();
         all_done();
-        if (at_once == 0) Mma::scale_low(acc);
+        if (at_once == 0) Mma::scale_second(acc);
         fence(acc);
         cute::warpgroup_arrive();
         for (int i = at_once; i < p.offsets; ++i) {
@@ -197,7 +199,7 @@ struct CollectiveMainloop {
         end();
         next_slab();
         all_done();
-        if (at_once == 0) Mma::add_low(acc);
+        Mma::add_second(acc, at_once == 0 ? 1.0f : kLowScale);
         fence(acc);
       }
     } else {

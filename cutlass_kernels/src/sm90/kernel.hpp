@@ -5,7 +5,6 @@
 // schedules and loads (add, weights) and three that store y.
 #pragma once
 
-#include <cfloat>
 #include <type_traits>
 
 #include "cutlass/arch/reg_reconfig.h"
@@ -84,11 +83,7 @@ struct Kernel {
       if (!SplitRoute::decide<kThreads>(params.split, shared.route, cls, thread, scales)) return;
       if (thread == 0) {
         shared.x_scale = {scales.x_factor(), 2 * smallest_split(scales.x)};
-        float const first = scales.inverse(0);
-        shared.result_scale = {{first, scales.inverse(1)},
-                               scales.floor * first,
-                               fminf(kTinyFloor * first, FLT_MAX),  // none of it must be nothing, where 0 * inf is nan
-                               params.split.products};
+        shared.result_scale = {{scales.inverse(0), scales.inverse(1)}, scales.floor, params.split.products};
       }
       __syncthreads();
     }
@@ -163,7 +158,7 @@ struct Kernel {
             Mainloop::mma(m, program, shared.mainloop, weight_base, x_base, stage, keep, lane, acc, tiny);
         if constexpr (kSplit) {
           tiny = __shfl_sync(0xffffffffu, tiny, 0);
-          bool const nan = shared.result_scale.apply(acc, tiny);
+          bool const nan = shared.result_scale.check(acc, tiny);
           if (__any_sync(0xffffffffu, nan) && lane == 0) {
             shared.suspect_planes.add(RunPlane::number(params.scheduler, number, kGroups * tile + group));
           }
@@ -171,7 +166,13 @@ struct Kernel {
           load_bias();
           flat = Epilogue::flat_add(e, params.scheduler.classes, run.n);
         }
-        Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, program.factor, flat, acc);
+        if constexpr (kSplit) {
+          float const factor = shared.result_scale.factor();
+          float const factors[4] = {factor, factor, factor, factor};
+          Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, factors, flat, acc);
+        } else {
+          Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, program.factor, flat, acc);
+        }
         Mainloop::release_rest(m, program, shared.mainloop, stage, keep, lane);
         stage = next;
         for (int i = 0; i < kGroups; ++i) unit.advance(kUnitsPerGroup, e.ring);  // a step must not pass the ring

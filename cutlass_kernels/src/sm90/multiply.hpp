@@ -58,27 +58,27 @@ struct Multiply {
     steps<sizeof(T)>(weights, positions, acc, row, accumulate);
   }
 
-  /// Of SplitFloat: the large products of one block into the rows from `row`, and its small ones.
+  /// Of SplitFloat: the large products of one block into the rows from `row`, and its small ones into the second sum.
   CUTLASS_DEVICE static void high(uint64_t weights, uint64_t positions, Accumulators& acc, int row) {
     steps<2>(weights, positions, acc, row, true);
   }
-  CUTLASS_DEVICE static void low(uint64_t weights, uint64_t positions, Accumulators& acc) {
-    steps<2>(weights, positions + kLow, acc, kParts, true);
+  CUTLASS_DEVICE static void low(uint64_t weights, uint64_t positions, Accumulators& acc, bool accumulate) {
+    steps<2>(weights, positions + kLow, acc, kParts, accumulate);
     steps<2>(weights + kLow, positions, acc, kParts, true);
   }
 
-  /// Brings the sums of small products to the scale of the large ones; adds what has become of them to the latter, and
-  /// begins anew.
-  CUTLASS_DEVICE static void scale_low(Accumulators& acc) {
+  /// Brings the second sum, of small products, to the scale of the large ones.
+  CUTLASS_DEVICE static void scale_second(Accumulators& acc) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kParts * kRegisters; ++i) acc[kParts + i / kRegisters][i % kRegisters] *= kLowScale;
   }
-  CUTLASS_DEVICE static void add_low(Accumulators& acc) {
+
+  /// Adds the second sum, times `scale`, to the first.
+  CUTLASS_DEVICE static void add_second(Accumulators& acc, float scale) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kParts * kRegisters; ++i) {
-      float& low = acc[kParts + i / kRegisters][i % kRegisters];
-      acc[i / kRegisters][i % kRegisters] += low;
-      low = 0.f;
+      float& sum = acc[i / kRegisters][i % kRegisters];
+      sum = fmaf(acc[kParts + i / kRegisters][i % kRegisters], scale, sum);
     }
   }
 
@@ -111,31 +111,28 @@ struct ResultScale {};
 
 template <>
 struct ResultScale<SplitFloat> {
-  float inverse[2];  // of both operands' scales, in two factors; the second is nearly always 1
-  // Below which tiny values may spoil a result, times the first factor: those of the weights, and each one of x.
-  float floor, floor_step;
+  float inverse[2];   // of both operands' scales, in two factors; the second is nearly always 1
+  float floor;        // below which tiny values of the weights may spoil a sum
   uint32_t products;  // of a result, at most
 
-  /// Adds the sum of small products to the other, in place. Results that tiny values may spoil become nan; x has `tiny`
-  /// of them here. Whether one is nan.
+  /// The first factor, which the epilogue applies as it adds the bias.
+  CUTLASS_DEVICE float factor() const { return *static_cast<float const volatile*>(&inverse[0]); }
+
+  /// Sums that tiny values may spoil become nan; x has `tiny` of them here. Whether one is nan.
   template <int kRows, int kRegisters>
-  CUTLASS_DEVICE bool apply(float (&acc)[kRows][kRegisters], uint32_t tiny) const {
+  CUTLASS_DEVICE bool check(float (&acc)[kRows][kRegisters], uint32_t tiny) const {
     constexpr int kParts = kRows / kSumsOf<SplitFloat, false>;
-    float const volatile* const from = inverse;
-    float const first = from[0];
-    float const second = from[1];
     bool nan = false;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kParts * kRegisters; ++i) {
-      float& sum = acc[i / kRegisters][i % kRegisters];
-      sum = fmaf(acc[kParts + i / kRegisters][i % kRegisters], kLowScale, sum) * first;
       // A nan of x reaches every weight row, so one of them tells: register 4 j + 2 half + b is row lane / 4 + 8 half,
       // column 8 j + 2 (lane mod 4) + b.
+      float const sum = acc[i / kRegisters][i % kRegisters];
       if (i % 4 < 2) nan = nan || sum != sum;
     }
     float least = *static_cast<float const volatile*>(&floor);
     if (tiny != 0 || least > 0.f) {
-      least = fmaf(static_cast<float>(tiny < kManyTiny ? min(tiny, products) : products), floor_step, least);
+      least = fmaf(static_cast<float>(tiny < kManyTiny ? min(tiny, products) : products), kTinyFloor, least);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kParts * kRegisters; ++i) {
         float& value = acc[i / kRegisters][i % kRegisters];
@@ -144,6 +141,7 @@ struct ResultScale<SplitFloat> {
         value = small ? __int_as_float(0x7fffffff) : value;
       }
     }
+    float const second = *static_cast<float const volatile*>(&inverse[1]);
     if (second != 1.0f) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kParts * kRegisters; ++i) acc[i / kRegisters][i % kRegisters] *= second;
