@@ -103,10 +103,7 @@ struct CollectiveMainloop {
     RingState next = stage;
     uint32_t const stage_units = static_cast<uint32_t>(p.stage_bytes) >> 4;
     int multiplied = -1;  // slot whose products may still be running, to be handed back
-    if constexpr (kSums > 1) {
-      // The sums start from zeros. Were they left to the first products to set, the small ones would hold their
-      // registers through the epilogue, where there are none to spare: the compiler does not see that these products
-      // ignore them.
+    if constexpr (kSums > 1 && !kSplit) {
       clear(acc);
       accumulate = true;
     }
@@ -159,49 +156,48 @@ struct CollectiveMainloop {
       // further slab. Of a single slab, it is scaled as it is added.
       int c = 0;
       auto next_slab = [&] {
+        stage.advance(1, p.stages);
         weights += static_cast<uint32_t>(p.block_step);
         if (++c < p.slabs) return;
         c = 0;
         if (s == 0) next = stage;
         ++s;
       };
-      for (bool first = true; s <= program.last_live; first = false) {
-        uint64_t slab = begin();
-        int at_once = first ? p.offsets : 0;
-        for (int i = 0; i < at_once; ++i) {
-          Mma::high(weights + static_cast<uint32_t>(p.block_units[i]),
-                    slab + static_cast<uint32_t>(p.operand_offset[i]), acc, 0);
-        }
-        bool add = false;
-        for (int again = first && (c + 1 < p.slabs || s < program.last_live) ? 1 : 0; again >= 0; --again) {
-          for (int i = 0; i < p.offsets; ++i) {
-            Mma::low(weights + static_cast<uint32_t>(p.block_units[i]),
-                     slab + static_cast<uint32_t>(p.operand_offset[i]), acc, add);
-            add = true;
-          }
-          count_tiny();
-          if (again == 0) break;
-          multiplied = s == 0 || !keep ? stage.slot : -1;
-          stage.advance(1, p.stages);
+      auto weights_of = [&](int i) { return weights + static_cast<uint32_t>(p.block_units[i]); };
+      auto view = [&](uint64_t slab, int i) { return slab + static_cast<uint32_t>(p.operand_offset[i]); };
+      auto is_last = [&] { return c + 1 == p.slabs && s >= program.last_live; };
+      uint64_t slab = begin();
+      // What begins a sum ignores it. That must be plain to the compiler, or the sums' registers, cleared or not, would
+      // be held through the epilogue, where there are none to spare.
+      Mma::high(weights_of(0), view(slab, 0), acc, 0, false);
+      for (int i = 1; i < p.offsets; ++i) Mma::high(weights_of(i), view(slab, i), acc, 0, true);
+      Mma::low(weights_of(0), view(slab, 0), acc, false);
+      for (int i = 1; i < p.offsets; ++i) Mma::low(weights_of(i), view(slab, i), acc, true);
+      count_tiny();
+      for (bool first = true;; first = false) {
+        bool const more = !first || !is_last();
+        for (int again = more ? 1 : 0; again > 0; --again) {
+          multiplied = first && (s == 0 || !keep) ? stage.slot : -1;
           next_slab();
           slab = begin();
-          at_once = 0;
+          for (int i = 0; i < p.offsets; ++i) Mma::low(weights_of(i), view(slab, i), acc, first || i > 0);
+          count_tiny();
         }
         cute::warpgroup_commit_batch();
         all_done();
-        if (at_once == 0) Mma::scale_second(acc);
+        if (more) Mma::scale_second(acc);
         fence(acc);
         cute::warpgroup_arrive();
-        for (int i = at_once; i < p.offsets; ++i) {
-          Mma::high(weights + static_cast<uint32_t>(p.block_units[i]),
-                    slab + static_cast<uint32_t>(p.operand_offset[i]), acc, Mma::kParts);
-        }
-        end();
-        next_slab();
+        int const high_ones = more ? p.offsets : 0;
+        for (int i = 0; i < high_ones; ++i) Mma::high(weights_of(i), view(slab, i), acc, Mma::kParts, true);
+        cute::warpgroup_commit_batch();
+        multiplied = s == 0 || !keep ? stage.slot : -1;
         all_done();
-        Mma::add_second(acc, at_once == 0 ? 1.0f : kLowScale);
+        Mma::add_second(acc, more ? 1.0f : kLowScale);
         fence(acc);
+        if (is_last()) break;
       }
+      next_slab();
     } else {
       // In tf32 mode the slabs go to two accumulators in turn, since sums are to be short.
       bool odd = false;
@@ -237,7 +233,7 @@ struct CollectiveMainloop {
         acc[i / Mma::kRegisters][i % Mma::kRegisters] += acc[Mma::kParts + i / Mma::kRegisters][i % Mma::kRegisters];
       }
     }
-    if (!accumulate) clear(acc);
+    if (!kSplit && !accumulate) clear(acc);
     if (keep) return next;  // a parity has taps at every kernel size from 2 on, so slice 0 has been passed
     for (; s < p.depth_count; ++s) {
       for (int c = 0; c < p.slabs; ++c) stage.advance(1, p.stages);

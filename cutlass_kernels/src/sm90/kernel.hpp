@@ -41,6 +41,7 @@ struct Kernel {
     int32_t suspect;  // this CTA met values of x that may make sums non-finite
     SuspectList suspect_planes;
     SplitRoute::SharedStorage route;
+    float bias[kSplit ? class_channels(4) : 1];  // of the class; in ieee mode alone
     OperandScale<T> x_scale;
     ResultScale<T> result_scale;
   };
@@ -81,6 +82,11 @@ struct Kernel {
       wait_for_previous_kernel();
       SplitRoute::Scales scales;
       if (!SplitRoute::decide<kThreads>(params.split, shared.route, cls, thread, scales)) return;
+      EpilogueParams const& e = params.epilogue;
+      if (int const channel = cls * class_channels(4) + thread; thread < class_channels(4)) {
+        shared.bias[thread] =
+            e.has_bias && channel < e.out_channels ? Epilogue::value(e.bias, channel * e.bias_stride) : 0.f;
+      }
       if (thread == 0) {
         shared.x_scale = {scales.x_factor(), 2 * smallest_split(scales.x)};
         shared.result_scale = {{scales.inverse(0), scales.inverse(1)}, scales.floor, params.split.products};
@@ -129,7 +135,11 @@ struct Kernel {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < Epilogue::kChannels; ++i) {
         int const channel = first_channel + i * Epilogue::kChannelStep;
-        bias[i] = e.has_bias && channel < e.out_channels ? Epilogue::value(e.bias, channel * e.bias_stride) : 0.f;
+        if constexpr (kSplit) {
+          bias[i] = *static_cast<float const volatile*>(&shared.bias[channel - cls * class_channels(4)]);
+        } else {
+          bias[i] = e.has_bias && channel < e.out_channels ? Epilogue::value(e.bias, channel * e.bias_stride) : 0.f;
+        }
       }
     };
     if (!kSplit) load_bias();

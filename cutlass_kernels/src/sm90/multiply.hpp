@@ -59,8 +59,8 @@ struct Multiply {
   }
 
   /// Of SplitFloat: the large products of one block into the rows from `row`, and its small ones into the second sum.
-  CUTLASS_DEVICE static void high(uint64_t weights, uint64_t positions, Accumulators& acc, int row) {
-    steps<2>(weights, positions, acc, row, true);
+  CUTLASS_DEVICE static void high(uint64_t weights, uint64_t positions, Accumulators& acc, int row, bool accumulate) {
+    steps<2>(weights, positions, acc, row, accumulate);
   }
   CUTLASS_DEVICE static void low(uint64_t weights, uint64_t positions, Accumulators& acc, bool accumulate) {
     steps<2>(weights, positions + kLow, acc, kParts, accumulate);
@@ -122,14 +122,17 @@ struct ResultScale<SplitFloat> {
   template <int kRows, int kRegisters>
   CUTLASS_DEVICE bool check(float (&acc)[kRows][kRegisters], uint32_t tiny) const {
     constexpr int kParts = kRows / kSumsOf<SplitFloat, false>;
-    bool nan = false;
+    // Zero times a value is nan or zero, and four sums of that need fewer cycles than a chain of comparisons.
+    float nans[4] = {};
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kParts * kRegisters; ++i) {
       // A nan of x reaches every weight row, so one of them tells: register 4 j + 2 half + b is row lane / 4 + 8 half,
       // column 8 j + 2 (lane mod 4) + b.
-      float const sum = acc[i / kRegisters][i % kRegisters];
-      if (i % 4 < 2) nan = nan || sum != sum;
+      float& some = nans[i / 4 % 2 * 2 + i % 2];
+      if (i % 4 < 2) some = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, some);
     }
+    float const all = nans[0] + nans[1] + nans[2] + nans[3];
+    bool nan = all != all;
     float least = *static_cast<float const volatile*>(&floor);
     if (tiny != 0 || least > 0.f) {
       least = fmaf(static_cast<float>(tiny < kManyTiny ? min(tiny, products) : products), kTinyFloor, least);
