@@ -23,11 +23,11 @@ CUDA_SOURCE = r"""
 #include <cuda_runtime.h>
 
 #include "prepare/prepare.cu"
-#include "sm80/instances/tf32_n64.cu"
+#include "sm80/instances/tf32_n64_long.cu"
 #include "sm80/sm80.cu"
 
 // The one kernel that is compiled here serves every call.
-convt3d::sm80::LaunchFn convt3d::sm80::select_kernel(Problem const&) { return tf32_n64(false); }
+convt3d::sm80::LaunchFn convt3d::sm80::select_kernel(Problem const&) { return tf32_n64_long(false); }
 convt3d::sm80::joint::JointLaunchFn convt3d::sm80::select_joint_kernel(Problem const&) { return nullptr; }
 convt3d::Status convt3d::sm80::grouped::run(Problem const&, convt3d_tensors const&, void*, Message& message) {
   return message.fail(CONVT3D_NOT_SUPPORTED, "groups are not compiled here");

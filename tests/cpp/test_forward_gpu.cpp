@@ -167,10 +167,9 @@ TEST_P(Forward, OperandsOfOneSign) {
   Mode const mode = std::get<1>(GetParam());
   bool const tf32 = mode.dtype == CONVT3D_F32 && mode.precision != CONVT3D_IEEE;
   bool const sm80 = kernel() == CONVT3D_KERNEL_SM80;
-  bool const up_to_32 = sm80 && mode.dtype != CONVT3D_F32;  // output channels
   for (Layout layout : kLayouts) {
     if (sm80 || !tf32 || layout == Layout::kNcdhw) {
-      if (!up_to_32) run(test::reference_problem(1, layout), 1, test::one_sign_draw);
+      run(test::reference_problem(1, layout), 1, test::one_sign_draw);
       for (int64_t padding : {0, 1}) {
         Problem p = test::cubic_problem(1, 32, 16, 1, 3, 2, padding, 1, layout);
         p.in_size[0] = 3;
@@ -186,9 +185,8 @@ TEST_P(Forward, OperandsOfOneSign) {
       run(p, 3, test::one_sign_draw);
     }
     if (sm80) {
-      // Many short sums, in both widths of tiles; products that fill no iteration of the mainloop.
-      for (int64_t out : {16, 40}) {
-        if (out > 32 && up_to_32) continue;
+      // Many short sums, in each width of tiles; products that fill no iteration of the mainloop.
+      for (int64_t out : {16, 40, 72}) {
         run(test::cubic_problem(1, 520, out, 4, 3, 1, 1, 0, layout), 4, test::one_sign_draw);
         run(test::cubic_problem(1, 5, out, 6, 5, 1, 2, 0, layout), 5, test::one_sign_draw);
       }

@@ -12,8 +12,11 @@
 #include "cutlass/gemm/threadblock/mma_base.h"
 #include "sm80/call.hpp"
 #include "sm80/kernel.hpp"
+#include "sm80/select.hpp"
+#include "sm80/shared_memory.hpp"
 #include "sm80/short_sums.hpp"
 #include "sm80/split_mma.hpp"
+#include "sm80/sums.hpp"
 #include "sm80/x_iterator.hpp"
 
 namespace convt3d::sm80 {
@@ -27,10 +30,10 @@ struct MmaPolicy {
   static constexpr int kThreads =
       32 * (Config::Tile::kM / Config::WarpTile::kM) * (Config::Tile::kN / Config::WarpTile::kN);
   using Fragment = typename Split::FragmentC;
-  using Sums =
-      std::conditional_t<Config::kSums == ShortIn::kRegisters, ShortSums<Fragment, kSteps, Config::kSumIterations>,
-                         std::conditional_t<kSplit, StagedSums<Fragment, Config::kSumIterations, kThreads>,
-                                            StashedSums<Fragment, kSteps, Config::kSumIterations, kThreads>>>;
+  using Sums = std::conditional_t<
+      Config::kSums == ShortIn::kRegisters, ShortSums<Fragment, kSteps, Config::kSumIterations>,
+      std::conditional_t<kSplit, StagedSums<Fragment, Config::kSumIterations, kThreads>,
+                         StashedSums<Fragment, kSteps, Config::kSumIterations, kThreads, Config::kKept>>>;
   using Math = std::conditional_t<kSplit, typename Config::Math, cutlass::arch::OpMultiplyAdd>;
   using Operator = std::conditional_t<Config::kSums == ShortIn::kNone, Split, ShortSumMma<Split, Sums, Math>>;
   using Type = cutlass::gemm::threadblock::MmaPolicy<Operator, typename Policy::SmemPaddingA,
@@ -95,6 +98,7 @@ struct Instance {
     params.filter = filter;
     params.rows = as_int(samples * rc.outputs());
     params.k_iterations = as_int(rc.taps() * k_tiles);
+    params.cut_share = cut_share(p, rc.taps() * p.in_channels);
     params.y = lattice(rc, p.y_stride);
     params.add = lattice(rc, effective_add_stride(p).v);
     return params;
@@ -112,13 +116,20 @@ struct Instance {
     Problem const& p = *call.problem;
     constexpr int kStorage = int(sizeof(typename Kernel::SharedStorage));
     constexpr bool kStashes = Config::kSums == ShortIn::kSharedMemory;
-    constexpr int kStash = kStashes ? Kernel::kThreads * int(sizeof(typename Kernel::Sums)) : 0;
+    constexpr int kStash = kStashes ? Kernel::kThreads * (int(sizeof(typename Kernel::Sums)) - Config::kKept * 4) : 0;
     // It may cost a thread block on a multiprocessor.
-    bool const stash = kStashes && longest_sum(p) > Config::kSumIterations * Mma::Shape::kK;
-    int const shared_bytes = kStorage + (stash ? kStash : 0);
+    constexpr int64_t kLeast = std::max<int64_t>(Config::kSumIterations * Mma::Shape::kK, kSumProducts);
+    bool const stash = kStashes && longest_sum(p) > kLeast;
+    SharedMemory const room = shared_memory();
+    int const with_pairs = kStorage + Kernel::kHeldBytes + (stash ? kStash : 0);
+    bool const fits = Kernel::kPairs && 2 * (with_pairs + kReservedBytes) <= room.of_multiprocessor;
+    bool const pairs = fits && pairs_classes(p, stash);
+    int const shared_bytes = pairs ? with_pairs : kStorage + (stash ? kStash : 0);
     // Set on every launch: it is per device and cheap, and remembering it would be state. The same for all calls:
     // another thread's may come in between.
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStorage + kStash);
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             std::min(kStorage + Kernel::kHeldBytes + kStash, std::max(room.of_block, kStorage)));
     if (error != cudaSuccess) return error;
 
     Size5 const add_stride = effective_add_stride(p);
@@ -129,6 +140,7 @@ struct Instance {
       int const samples = static_cast<int>(std::min(chunk, p.batch - first));
       KernelParams<Mma> params;
       params.stash = stash;
+      params.pairs = pairs;
       params.column_tiles = static_cast<int>((p.out_channels + Mma::Shape::kN - 1) / Mma::Shape::kN);
       params.x = static_cast<Operand const*>(call.x) + first * call.x_stride[0];
       params.tail.bias = call.bias;
@@ -162,7 +174,7 @@ struct Instance {
           row_tiles = std::max<int64_t>(row_tiles, (int64_t(cls.rows) + Mma::Shape::kM - 1) / Mma::Shape::kM);
         }
         if (params.class_count == 0) continue;
-        int64_t const blocks = row_tiles * params.column_tiles * params.class_count;
+        int64_t const blocks = row_tiles * params.column_tiles * (params.class_count / (pairs ? 2 : 1));
         if (blocks > kMaxInt) return cudaErrorInvalidConfiguration;
         params.blocks = static_cast<int>(blocks);
         params.condition = call.condition;

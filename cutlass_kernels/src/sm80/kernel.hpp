@@ -8,6 +8,8 @@
 // beside blocks with eight, so that some stream add and y while others compute.
 #pragma once
 
+#include <type_traits>
+
 #include "cutlass/arch/cache_operation.h"
 #include "cutlass/conv/convolution.h"
 #include "dependent_launch.hpp"
@@ -36,61 +38,85 @@ struct DgradKernel {
   struct alignas(16) SharedStorage {
     union {
       typename Mma::SharedStorage mainloop;
-      typename VisitorEpilogue::SharedStorage visitor;
-      typename PlaneEpilogue::SharedStorage plane;
+      std::conditional_t<kChannelsLast, typename VisitorEpilogue::SharedStorage, typename PlaneEpilogue::SharedStorage>
+          epilogue;
     };
     Row rows[Shape::kM];
   };
 
+  // Whether a thread block may compute two classes that are neighbours along W. In ieee mode products take the time.
+  static constexpr bool kPairs =
+      !kChannelsLast && PlaneEpilogue::kPairs && !std::is_same_v<typename Mma::IteratorA::Element, float>;
+  // Behind the storage for a pair: the first one's sums.
+  static constexpr int kHeldBytes = kPairs ? int(sizeof(typename PlaneEpilogue::SharedStorage)) : 0;
+
   CUTLASS_DEVICE static void run(Params const& params, SharedStorage& storage, int block) {
-    int const class_idx = block % params.class_count;
-    int const tile_idx = block / params.class_count;
+    int const classes = kPairs && params.pairs ? 2 : 1;  // of this block
+    int const class_idx = block % (params.class_count / classes) * classes;
+    int const tile_idx = block / (params.class_count / classes);
     int const column_begin = tile_idx % params.column_tiles * Shape::kN;
     int const row_begin = tile_idx / params.column_tiles * Shape::kM;
-    ClassParams<Mma> const& cls = params.classes[class_idx];
-    if (row_begin >= cls.rows) return;
+    if (row_begin >= params.classes[class_idx].rows) return;
 
     int const thread_idx = threadIdx.x;
     int const warp_idx = cutlass::canonical_warp_idx_sync();
     int const lane_idx = thread_idx % 32;
     TailParams const& tail = params.tail;
+    auto* const behind = reinterpret_cast<unsigned char*>(&storage + 1);
 
-    for (int row = thread_idx; row < Shape::kM; row += kThreads) {
-      Row const at = decode_row(cls, row_begin + row);
-      storage.rows[row] = at;
-      if constexpr (kChannelsLast) {
-        if (tail.vector_add && at.inside) {
-          auto const* line = static_cast<Element const*>(tail.add) + at.add + column_begin;
-          CUTLASS_PRAGMA_UNROLL
-          for (int c = 0; c < Shape::kN; c += 128 / int(sizeof(Element))) {
-            if (column_begin + c < tail.channels) prefetch_to_l2(line + c);
+#pragma unroll 1
+    for (int i = 0; i < classes; ++i) {
+      ClassParams<Mma> const& cls = params.classes[class_idx + i];
+      for (int row = thread_idx; row < Shape::kM; row += kThreads) {
+        Row const at = decode_row(cls, row_begin + row);
+        storage.rows[row] = at;
+        if constexpr (kChannelsLast) {
+          if (tail.vector_add && at.inside) {
+            auto const* line = static_cast<Element const*>(tail.add) + at.add + column_begin;
+            CUTLASS_PRAGMA_UNROLL
+            for (int c = 0; c < Shape::kN; c += 128 / int(sizeof(Element))) {
+              if (column_begin + c < tail.channels) prefetch_to_l2(line + c);
+            }
           }
         }
       }
-    }
 
-    // Rows and add do not depend on the pre-pass, x and the filters do.
-    wait_for_previous_kernel();
-    __syncthreads();
+      // Rows and add do not depend on the pre-pass, x and the filters do.
+      if (i == 0) wait_for_previous_kernel();
+      __syncthreads();
 
-    typename Mma::FragmentC accumulators;
-    start_sums(accumulators, cls.k_iterations, params.stash ? reinterpret_cast<float4*>(&storage + 1) : nullptr);
-    if (cls.k_iterations > 0) {
-      typename Mma::IteratorA iterator_x(cls.iterator_x, cls.size, params.x, storage.rows, thread_idx);
-      typename Mma::IteratorB iterator_filter(cls.iterator_filter, cls.size, cls.filter, thread_idx, {0, column_begin});
-      Mma mma(storage.mainloop, thread_idx, warp_idx, lane_idx);
-      mma(cls.k_iterations, accumulators, iterator_x, iterator_filter, accumulators);
-    }
+      typename Mma::FragmentC accumulators;
+      start_sums(accumulators, cls.k_iterations,
+                 params.stash ? reinterpret_cast<float4*>(behind + (classes - 1) * kHeldBytes) : nullptr);
+      if (cls.k_iterations > 0) {
+        typename Mma::IteratorA iterator_x(cls.iterator_x, cls.size, params.x, storage.rows, thread_idx);
+        typename Mma::IteratorB iterator_filter(cls.iterator_filter, cls.size, cls.filter, thread_idx,
+                                                {0, column_begin});
+        Mma mma(storage.mainloop, thread_idx, warp_idx, lane_idx);
+        mma(cls.k_iterations, accumulators, iterator_x, iterator_filter, accumulators);
+      }
 
-    auto const& sums = finish_sums(accumulators);
+      auto& sums = finish_sums(accumulators);
+      if (cls.cut_share != 0.f) center(sums, cls.cut_share);
 
-    TileContext<Mma> const tile{&cls, params.x, &tail, storage.rows, row_begin, column_begin};
-    if constexpr (kChannelsLast) {
-      typename VisitorEpilogue::Params const visitor_params{};
-      VisitorEpilogue epilogue(visitor_params, storage.visitor, thread_idx, warp_idx, lane_idx);
-      epilogue(sums, {0, 0, 0}, tile, thread_idx);
-    } else {
-      PlaneEpilogue::run(storage.plane, sums, tile, thread_idx, warp_idx, lane_idx);
+      TileContext<Mma> const tile{&cls, params.x, &tail, storage.rows, row_begin, column_begin};
+      if constexpr (kChannelsLast) {
+        typename VisitorEpilogue::Params const visitor_params{};
+        VisitorEpilogue epilogue(visitor_params, storage.epilogue, thread_idx, warp_idx, lane_idx);
+        epilogue(sums, {0, 0, 0}, tile, thread_idx);
+      } else if constexpr (kPairs) {
+        auto& held = *reinterpret_cast<typename PlaneEpilogue::SharedStorage*>(behind);
+        if (classes == 1) {
+          PlaneEpilogue::run(storage.epilogue, sums, tile, warp_idx, lane_idx);
+        } else if (i == 0) {
+          __syncthreads();  // the rows are done with
+          PlaneEpilogue::write(held, sums, 0, warp_idx, lane_idx);
+        } else {
+          PlaneEpilogue::run_pair(held, storage.epilogue, sums, tile, &cls - 1, warp_idx, lane_idx);
+        }
+      } else {
+        PlaneEpilogue::run(storage.epilogue, sums, tile, warp_idx, lane_idx);
+      }
     }
   }
 };

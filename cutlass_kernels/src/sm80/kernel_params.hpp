@@ -56,6 +56,7 @@ struct ClassParams {
   typename Mma::IteratorB::Element const* filter;  // KTRSC, taps of this class only
   int rows;                                        // GEMM M = N * D * H * W
   int k_iterations;                                // 0 where no tap reaches the class
+  float cut_share;                                 // of a sum: what it gets back (sums.hpp)
   Lattice y;
   Lattice add;
 };
@@ -67,6 +68,7 @@ struct KernelParams {
   int column_tiles;          // GEMM N tiles
   int blocks;                // of the whole grid; what is launched may be fewer
   bool stash;                // behind the kernel's shared memory there is room for a stash (short_sums.hpp)
+  bool pairs;                // a thread block computes two classes, neighbours along W, of as many rows
   int32_t const* condition;  // see Call
   typename Mma::IteratorA::Element const* x;
   TailParams tail;

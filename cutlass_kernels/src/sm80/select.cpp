@@ -4,6 +4,8 @@
 #include "sm80/instances/instances.hpp"
 #include "sm80/joint/geometry.hpp"
 #include "sm80/joint/instances.hpp"
+#include "sm80/shared_memory.hpp"
+#include "sm80/sums.hpp"
 
 namespace convt3d::sm80 {
 
@@ -14,18 +16,43 @@ joint::JointLaunchFn select_joint_kernel(Problem const& p) {
 
 namespace {
 
-// Products of a sum that tensor cores alone may add up: of one sign, twice as many come to the bound of
-// docs/numerics.md. In ieee mode, whose every sixteen products are added with a rounding, so many are half of it.
-constexpr int64_t kLongSum = 128;
+// In ieee mode every sixteen products are added up with a rounding; so many come to half of the bound.
 constexpr int64_t kLongSumOfSums = 1024;
 
-// Three thread blocks of the tile that keeps sums in shared memory. Where no device can be asked, the launch will tell.
-bool has_room_for_sums() {
-  constexpr int kBytes = 3 * 74 * 1024;
-  int device = 0, bytes = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess &&
-         bytes >= kBytes;
+// Thread blocks of a tile that keeps sums in shared memory, as many as its registers let run at once.
+bool has_room(int blocks, int kilobytes) {
+  return shared_memory().of_multiprocessor >= blocks * (kilobytes * 1024 + kReservedBytes);
+}
+
+// Whether tiles of 128 channels are enough to fill a device.
+bool fills_device(Problem const& p) {
+  constexpr int64_t kWanted = 264;
+  int64_t tiles = residue_class_count(p.stride) * ((p.out_channels + 127) / 128);
+  int64_t rows = p.batch;
+  for (int axis = 0; axis < 3; ++axis) rows *= output_size(p, axis) / p.stride[axis];
+  return tiles * ((rows + 127) / 128) >= kWanted;
+}
+
+LaunchFn select_half(Problem const& p, bool channels_last, bool is_long, bool narrow, bool wide) {
+  bool const f16 = p.dtype == CONVT3D_F16;
+  if (narrow) {
+    if (channels_last && !is_long) return f16 ? f16_n32() : bf16_n32();
+    return f16 ? f16_n32_long(channels_last) : bf16_n32_long(channels_last);
+  }
+  if (wide && channels_last && !is_long) return f16 ? f16_n128() : bf16_n128();
+  if (is_long && wide && has_room(2, 108)) {
+    return f16 ? f16_n128_long(channels_last) : bf16_n128_long(channels_last);
+  }
+  if (channels_last && !is_long) return f16 ? f16_n64() : bf16_n64();
+  return f16 ? f16_n64_long(channels_last) : bf16_n64_long(channels_last);
+}
+
+LaunchFn select_tf32(Problem const& p, bool channels_last, bool is_long, bool narrow, bool wide) {
+  if (narrow) return channels_last && !is_long ? tf32_n32() : tf32_n32_long(channels_last);
+  bool const helps = is_long || (channels_last && longest_sum(p) == kSumProducts);
+  if (wide && helps && has_room(2, 108) && fills_device(p)) return tf32_n128_long(channels_last);
+  if (is_long && !has_room(3, 73)) return tf32_n64_long_small(channels_last);
+  return channels_last && !is_long ? tf32_n64() : tf32_n64_long(channels_last);
 }
 
 }  // namespace
@@ -35,24 +62,16 @@ LaunchFn select_kernel(Problem const& p) {
   bool const channels_last = p.y_stride[1] == 1 && p.out_channels > 1;
   // A 64-wide tile wastes half its products on up to 32 channels.
   bool const narrow = p.out_channels <= 32;
-  // Half the reads of x and of the filter, where as many tiles of 64 would do no less work. Measured on an H200,
-  // channels last, fp16: 256 -> 128 channels, k3 from 24^3 0.244 and 0.212 ms, k2 from 32^3 0.265 and 0.253. With the
-  // other epilogue it loses as much.
-  bool const wide = channels_last && p.dtype != CONVT3D_F32 && (p.out_channels - 1) / 64 % 2 == 1;
-  if (wide) return p.dtype == CONVT3D_F16 ? f16_n128() : bf16_n128();
-  bool const is_long = longest_sum(p) > kLongSum;
-  if (p.dtype != CONVT3D_F32 && narrow && is_long) {
-    return p.dtype == CONVT3D_F16 ? f16_n32_long(channels_last) : bf16_n32_long(channels_last);
+  // Half the reads of x and of the filter, where as many tiles of 64 would do no less work. Measured on an H200
+  // (docs/performance-log.md).
+  bool const wide = (p.out_channels - 1) / 64 % 2 == 1;
+  if (uses_ieee(p)) {
+    if (longest_sum(p) > kLongSumOfSums) return narrow ? ieee_n32_long(channels_last) : ieee_n64_long(channels_last);
+    return narrow ? ieee_n32(channels_last) : ieee_n64(channels_last);
   }
-  if (p.dtype == CONVT3D_F16) return narrow ? f16_n32(channels_last) : f16_n64(channels_last);
-  if (p.dtype == CONVT3D_BF16) return narrow ? bf16_n32(channels_last) : bf16_n64(channels_last);
-  if (uses_tf32(p) && narrow) return is_long ? tf32_n32_long(channels_last) : tf32_n32(channels_last);
-  if (uses_tf32(p) && is_long) {
-    return has_room_for_sums() ? tf32_n64_long(channels_last) : tf32_n64_long_small(channels_last);
-  }
-  if (uses_tf32(p)) return tf32_n64(channels_last);
-  if (longest_sum(p) > kLongSumOfSums) return narrow ? ieee_n32_long(channels_last) : ieee_n64_long(channels_last);
-  return narrow ? ieee_n32(channels_last) : ieee_n64(channels_last);
+  bool const is_long = longest_sum(p) > kSumProducts;
+  return uses_tf32(p) ? select_tf32(p, channels_last, is_long, narrow, wide)
+                      : select_half(p, channels_last, is_long, narrow, wide);
 }
 
 }  // namespace convt3d::sm80

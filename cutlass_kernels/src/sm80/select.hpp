@@ -16,4 +16,8 @@ joint::JointLaunchFn select_joint_kernel(Problem const& problem);
 // the layout of y.
 LaunchFn select_kernel(Problem const& problem);
 
+/// Whether thread blocks compute two classes, neighbours along W, where there is a kernel for that and shared memory
+/// for two of its blocks. `stash`: it keeps sums there, too.
+bool pairs_classes(Problem const& p, bool stash);
+
 }  // namespace convt3d::sm80

@@ -52,7 +52,7 @@ struct ShortSums {
     }
   }
 
-  CUTLASS_DEVICE Fragment const& finish() {
+  CUTLASS_DEVICE Fragment& finish() {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < Fragment::kElements; ++i) total[i] += part[i];
     return total;
@@ -63,11 +63,13 @@ struct ShortSums {
 };
 
 /// The sum so far in shared memory, for tiles whose accumulators fill the registers: its place for each of `kThreads`
-/// threads. Without room for it nothing is ever set aside.
-template <class Fragment, int kThreads>
+/// threads. Without room for it nothing is ever set aside. `kKept` of a thread's numbers stay in registers, for want of
+/// shared memory.
+template <class Fragment, int kThreads, int kKept = 0>
 struct Stash {
-  static constexpr int kVectors = Fragment::kElements / 4;
+  static constexpr int kVectors = (Fragment::kElements - kKept) / 4;
   float4* place;
+  float kept[kKept > 0 ? kKept : 1];
   int left;  // until something is set aside
   bool used;
 
@@ -86,6 +88,8 @@ struct Stash {
     for (int i = 0; i < kVectors; ++i) {
       place[i * kThreads] = make_float4(part[4 * i], part[4 * i + 1], part[4 * i + 2], part[4 * i + 3]);
     }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kKept; ++i) kept[i] = part[4 * kVectors + i];
     part.clear();
     used = true;
   }
@@ -104,14 +108,16 @@ struct Stash {
       part[4 * i + 2] += sum.z;
       part[4 * i + 3] += sum.w;
     }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kKept; ++i) part[4 * kVectors + i] += kept[i];
   }
 };
 
 /// Short sums with a stash.
-template <class Fragment, int kSteps, int kIterations, int kThreads>
+template <class Fragment, int kSteps, int kIterations, int kThreads, int kKept = 0>
 struct StashedSums {
   Fragment part;
-  Stash<Fragment, kThreads> stash;
+  Stash<Fragment, kThreads, kKept> stash;
   int step;
 
   CUTLASS_DEVICE void clear() { start(0, nullptr); }
@@ -128,7 +134,7 @@ struct StashedSums {
     if (first) stash.advance(part, kIterations);
   }
 
-  CUTLASS_DEVICE Fragment const& finish() {
+  CUTLASS_DEVICE Fragment& finish() {
     stash.finish(part);
     return part;
   }
@@ -139,8 +145,8 @@ struct StashedSums {
 template <class Sums>
 constexpr bool kStashed = false;
 
-template <class Fragment, int kSteps, int kIterations, int kThreads>
-constexpr bool kStashed<StashedSums<Fragment, kSteps, kIterations, kThreads>> = true;
+template <class Fragment, int kSteps, int kIterations, int kThreads, int kKept>
+constexpr bool kStashed<StashedSums<Fragment, kSteps, kIterations, kThreads, kKept>> = true;
 
 /// For the mainloop's own short sums, of one iteration each, in three-product arithmetic: after kIterations of them
 /// their sum goes to the stash, so that no number takes in thousands of them, each with a rounding.
@@ -165,7 +171,7 @@ struct StagedSums {
     return *this;
   }
 
-  CUTLASS_DEVICE Fragment const& finish() {
+  CUTLASS_DEVICE Fragment& finish() {
     stash.finish(part);
     return part;
   }
@@ -196,13 +202,26 @@ CUTLASS_DEVICE void start_sums(Sums& sums, int iterations, float4* stash) {
 }
 
 template <class Element, int kCount>
-CUTLASS_DEVICE auto const& finish_sums(cutlass::Array<Element, kCount>& sums) {
+CUTLASS_DEVICE auto& finish_sums(cutlass::Array<Element, kCount>& sums) {
   return sums;
 }
 
 template <class Sums>
-CUTLASS_DEVICE auto const& finish_sums(Sums& sums) {
+CUTLASS_DEVICE auto& finish_sums(Sums& sums) {
   return sums.finish();
+}
+
+/// Gives sums `share` of themselves: the middle of what was cut off if all products had one sign. Sums of either sign
+/// are small beside their products, and this beside their bound. Where eight bits at the end of all of a thread's sums
+/// are zero nothing has been cut off: sums of whole numbers up to 2^16 stay what they are.
+template <class Element, int kCount>
+CUTLASS_DEVICE void center(cutlass::Array<Element, kCount>& sums, float share) {
+  uint32_t bits = 0;
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(sums[i]);
+  if ((bits & 0xffu) == 0) return;
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kCount; ++i) sums[i] = fmaf(sums[i], share, sums[i]);
 }
 
 }  // namespace convt3d::sm80

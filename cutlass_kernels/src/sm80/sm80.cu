@@ -121,6 +121,19 @@ constexpr Family kFamily{CONVT3D_KERNEL_SM80, supported, workspace_bytes, run};
 
 }  // namespace
 
+// Where two outputs along W are one access, so that their number is even. Measured on an H200
+// (docs/performance-log.md): with sums in shared memory too, such thread blocks are two to a multiprocessor and lose as
+// much as they gain.
+bool pairs_classes(Problem const& p, bool stash) {
+  int const bytes = element_bytes(p);
+  Size5 const y_sizes = y_shape(p), add_stride = effective_add_stride(p);
+  auto const one_access = [&](int64_t const* stride, int alignment) {
+    return stride[4] == 1 && access_bytes(y_sizes, stride, 4, alignment, bytes) >= 2 * bytes;
+  };
+  return !stash && p.stride[2] == 2 && output_size(p, 2) % 2 == 0 && one_access(p.y_stride, p.y_alignment) &&
+         (!p.has_add || one_access(add_stride.v, p.add_alignment));
+}
+
 Status run_if(Problem const& p, convt3d_tensors const& tensors, int32_t const* condition, int multiprocessors,
               cudaStream_t stream, Message& message) {
   return enqueue(p, tensors, condition, multiprocessors, stream, message);

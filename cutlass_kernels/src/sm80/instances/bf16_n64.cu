@@ -3,6 +3,4 @@
 #include "sm80/instance.hpp"
 #include "sm80/instances/instances.hpp"
 
-convt3d::sm80::LaunchFn convt3d::sm80::bf16_n64(bool channels_last) {
-  return launch_for<HalfN64<cutlass::bfloat16_t>>(channels_last);
-}
+convt3d::sm80::LaunchFn convt3d::sm80::bf16_n64() { return &Instance<HalfN64<cutlass::bfloat16_t>, true>::launch; }

@@ -3,4 +3,4 @@
 #include "sm80/instance.hpp"
 #include "sm80/instances/instances.hpp"
 
-convt3d::sm80::LaunchFn convt3d::sm80::tf32_n32(bool channels_last) { return launch_for<Tf32N32>(channels_last); }
+convt3d::sm80::LaunchFn convt3d::sm80::tf32_n32() { return &Instance<Tf32N32, true>::launch; }

@@ -3,4 +3,4 @@
 #include "sm80/instance.hpp"
 #include "sm80/instances/instances.hpp"
 
-convt3d::sm80::LaunchFn convt3d::sm80::tf32_n64(bool channels_last) { return launch_for<Tf32N64>(channels_last); }
+convt3d::sm80::LaunchFn convt3d::sm80::tf32_n64() { return &Instance<Tf32N64, true>::launch; }
