@@ -76,6 +76,8 @@ convt3d_status convt3d_current_device(convt3d_device* device, char* text, size_t
   return status == CONVT3D_OK ? convt3d::current_device(device, message) : status;
 }
 
+int32_t convt3d_current_ordinal(void) { return convt3d::current_ordinal(); }
+
 convt3d_status convt3d_forward(convt3d_problem const* problem, convt3d_plan const* plan, convt3d_tensors const* tensors,
                                void* stream, char* text, size_t capacity) {
   Message message(text, capacity);

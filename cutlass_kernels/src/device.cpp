@@ -45,7 +45,16 @@ Status current_device(convt3d_device* device, Message& message) {
   return CONVT3D_OK;
 }
 
+int32_t current_ordinal() {
+  int ordinal = 0;
+  if (cudaGetDevice(&ordinal) == cudaSuccess) return ordinal;
+  cudaGetLastError();
+  return -1;
+}
+
 #else
+
+int32_t current_ordinal() { return -1; }
 
 Status current_device(convt3d_device*, Message& message) {
   return message.fail(CONVT3D_NOT_SUPPORTED, "this library was built without CUDA");

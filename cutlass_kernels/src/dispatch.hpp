@@ -46,4 +46,7 @@ Status launch(FamilyList families, Problem const& problem, convt3d_plan const& p
 /// The current CUDA device (device.cpp); NOT_SUPPORTED where there is none or the build has no CUDA.
 Status current_device(convt3d_device* device, Message& message);
 
+/// Its ordinal, or -1.
+int32_t current_ordinal();
+
 }  // namespace convt3d

@@ -149,6 +149,7 @@ class _Call:
         self.conv = conv
         self.arguments = arguments
         self.precision = precision
+        self.core = conv.target is core_op  # computes in the types that it says, and goes on doing so
         self.out = out  # fake: what the convolution gives
         self.chain = [conv]
         self.add: Any = None
@@ -282,7 +283,9 @@ class _Call:
             self.negative_slope,
             self.precision,
         )
-        return (forward_op, own) if self.cat is None else (cat_op, (*own, *self.cat))
+        if self.cat is None:
+            return core_op if self.core else forward_op, own
+        return cat_core_op if self.core else cat_op, (*own, *self.cat)
 
     def _fake(self) -> FakeTensor | None:
         """The result as fake tensors have it, or None where the operator refuses the call."""

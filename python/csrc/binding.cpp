@@ -251,9 +251,10 @@ std::optional<Tensor> run(Call const& call) {
   if (call.skip != nullptr && !describe_copy(call, problem, result, copy)) return std::nullopt;
 
   int32_t const index = call.input.get_device_index();
-  // Most calls are for the current device: asking takes less than a guard.
+  // Most calls are for the current device: asking takes less than a guard. Not torch, which may have put off the change
+  // to the device that it calls current.
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (torch::stable::accelerator::getCurrentDeviceIndex() != index) guard.emplace(index);
+  if (convt3d_current_ordinal() != index) guard.emplace(index);
   convt3d_device device{};
   convt3d_plan plan{};
   char message[kMessageBytes] = "";

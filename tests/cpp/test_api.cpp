@@ -424,6 +424,13 @@ TEST(Api, ExtremeSizesGetAnAnswer) {
 
 #if CONVT3D_WITH_CUDA
 // The iterators of the mainloop keep some distances in 32 bits.
+TEST(Launch, OrdinalOfTheCurrentDevice) {
+  convt3d_device device;
+  char text[256];
+  bool const usable = convt3d_current_device(&device, text, sizeof text) == CONVT3D_OK;
+  EXPECT_EQ(convt3d_current_ordinal(), usable ? 0 : -1) << text;
+}
+
 TEST(Api, ADistanceBeyond32BitsIsRefused) {
   Problem problem = test::cubic_problem(1, 4096, 8, 2, 2, 1, 0, 0);
   problem.in_size[0] = problem.kernel[0] = 1;

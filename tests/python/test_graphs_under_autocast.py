@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import convt3d
 from convt3d import FusedConvTranspose3d, _cat, _composite, _functional, _ops, conv_transpose3d_cat
+from convt3d._inductor_pass import fuse_graph
 from toolchain import needs_python_headers
 
 Graph = Callable[..., Tensor]
@@ -298,3 +300,29 @@ def test_a_program_of_an_earlier_version_loads() -> None:
     assert torch.equal(graph(x, w), convt3d.conv_transpose3d(x, w, None, 2))
     program = torch.export.export(graph, (x, w))
     assert torch.equal(program.run_decompositions().module()(x, w), graph(x, w))
+
+
+@pytest.mark.parametrize("cat", [False, True])
+def test_what_is_fused_with_a_core_keeps_its_types(cat: bool) -> None:
+    """A decomposed program, compiled with more behind it under an autocast, with and without the pass."""
+    torch.manual_seed(0)
+    up = FusedConvTranspose3d(4, 6, 2, 2)
+    x, skip = torch.randn(2, 4, 3, 3, 3), torch.randn(2, 5, 6, 6, 6)
+    program = torch.export.export(up, (x,)).run_decompositions().module()
+
+    def network(x: Tensor, skip: Tensor) -> Tensor:
+        y: Tensor = torch.relu(program(x))
+        return torch.cat([y, skip], 1) if cat else y
+
+    def fusing(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        assert fuse_graph(module.graph, {"cpu"}) == 1
+        module.recompile()
+        return aot_eager(module, inputs)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        want = network(x, skip)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = torch.compile(network, backend=fusing)(x, skip)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, want)

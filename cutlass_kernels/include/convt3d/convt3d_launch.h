@@ -19,6 +19,10 @@ CONVT3D_API convt3d_status convt3d_launch(const convt3d_problem* problem, const 
                                           const convt3d_device* device, const convt3d_tensors* tensors, void* stream,
                                           char* message, size_t capacity);
 
+/* The ordinal of the current CUDA device as the driver has it: where convt3d_launch enqueues. A framework may put off
+ * the change to another one. -1 where there is none. */
+CONVT3D_API int32_t convt3d_current_ordinal(void);
+
 #ifdef __cplusplus
 }
 #endif
