@@ -139,7 +139,7 @@ TEST_P(Forward, WideLayers) {
   for (Layout layout : kLayouts) {
     for (Wide const& w :
          {Wide{72, 72, 3, 1, 1, 3, 9, 18}, Wide{136, 24, 2, 0, 0, 2, 8, 4}, Wide{40, 64, 4, 1, 0, 1, 17, 16},
-          Wide{80, 16, 5, 2, 1, 2, 3, 20}, Wide{200, 8, 2, 0, 0, 5, 4, 34}}) {
+          Wide{80, 16, 5, 2, 1, 2, 3, 20}, Wide{200, 8, 2, 0, 0, 5, 4, 34}, Wide{72, 24, 3, 1, 1, 1, 9, 30}}) {
       Problem p = test::cubic_problem(2, w.in, w.out, 1, w.kernel, 2, w.padding, w.extra, layout);
       p.in_size[0] = w.depth;
       p.in_size[1] = w.height;

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "sm90/stream/config.hpp"
+#include "sm90/stream/choose.hpp"
 #include "sm90/stream/parts.hpp"
 #include "sm90/stream/rows.hpp"
 #include "sm90_emulation.hpp"
@@ -65,6 +65,69 @@ TEST(Sm90Stream, EverythingFitsIntoSharedMemory) {
         }
       }
     }
+  }
+}
+
+TEST(Sm90Stream, TilesAreNarrowWhereThatLeavesFewerPositionsEmpty) {
+  for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_BF16}) {
+    for (bool last : {false, true}) {
+      auto with = [&](int width) {
+        return make(256, 128, {9, 9, width}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, last);
+      };
+      for (int width : {8, 12, 20, 24, 36}) EXPECT_EQ(tile_width(with(width)), kNarrowTileW) << width;
+      for (int width : {16, 28, 32, 40, 48, 64, 72, 80, 96, 128}) EXPECT_EQ(tile_width(with(width)), kTileW) << width;
+      Problem p = with(24);
+      EXPECT_EQ(tiling(p).tiles[2], 2);
+      EXPECT_EQ(slab(p).columns, 13);
+      p.activation = CONVT3D_ACT_GELU;
+      EXPECT_EQ(tile_width(p), kTileW);
+      p.activation = CONVT3D_ACT_LEAKY_RELU;
+      EXPECT_EQ(tile_width(p), kNarrowTileW);
+      p.add_order = CONVT3D_ADD_AFTER;
+      EXPECT_EQ(tile_width(p), kTileW);
+      p.add_order = CONVT3D_ADD_BEFORE;
+      p.y_alignment = 8;
+      EXPECT_EQ(tile_width(p), kTileW);
+    }
+  }
+}
+
+TEST(Sm90Stream, TheSlabsOfAStepFitIntoTheStages) {
+  for (int k = 2; k <= kMaxKernel; ++k) {
+    for (int width : {16, 24}) {
+      Problem p = make(320, 320, {8, 8, width}, {k, k, k}, {k / 3, k / 3, k / 3}, {0, 0, 0});
+      for (convt3d_precision precision : {CONVT3D_TF32, CONVT3D_IEEE}) {
+        p.precision = precision;
+        Config const c = choose_config(p);
+        for (int cls = 0; cls < class_total(p); ++cls) {
+          int const slabs = slabs_at_once(p, c, cls);
+          EXPECT_LE(slabs * (program(p, cls).depth.count + kGroups - 1), c.stages);
+          if (k == 2) {
+            EXPECT_EQ(slabs, precision == CONVT3D_TF32 ? 2 : 1);
+            Problem large = p;
+            large.in_size[0] = 800;
+            EXPECT_EQ(slabs_at_once(large, c, cls), 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm90Stream, LargeSlabsLeaveRoomForTheRing) {
+  for (bool last : {false, true}) {
+    Problem p = make(96, 48, {64, 64, 32}, {3, 3, 1}, {1, 1, 0}, {1, 1, 0}, CONVT3D_F32, last, {2, 2, 1});
+    p.precision = CONVT3D_TF32;
+    Config const c = choose_config(p);
+    EXPECT_EQ(c.stages, most_planes(p));
+    EXPECT_EQ(c.slots, 4);
+    EXPECT_GE(c.ring, 8);
+    EXPECT_LE(shared_bytes(p, c), kSharedLimit);
+    // k4, with nothing but a piece to give.
+    Problem q = make(192, 96, {32, 32, 32}, {4, 4, 4}, {1, 1, 1}, {0, 0, 0}, CONVT3D_F32, last);
+    q.precision = CONVT3D_TF32;
+    EXPECT_EQ(choose_config(q).stages, most_planes(q) + 1);
+    EXPECT_EQ(choose_config(q).slots, 5);
   }
 }
 

@@ -8,7 +8,7 @@
 #include "sm90/copyable.hpp"
 #include "sm90/estimate.hpp"
 #include "sm90/refusal.hpp"
-#include "sm90/stream/rows.hpp"
+#include "sm90/stream/choose.hpp"
 
 namespace convt3d::sm90 {
 
@@ -104,7 +104,7 @@ constexpr double kSmall = 700;
 /// 4^3: 0.19 / 0.45; with full ones 320 -> 256 from 16^3: 0.257 / 0.109, odd rows of 128 -> 64 from 32^3: 0.567 /
 /// 0.325), and strides of 3 and 4 do not pay (the (2, 4, 4) above 0.348 / 0.368, NDHWC 0.327 / 0.374).
 inline bool worthwhile(Problem const& p, convt3d_device const& device) {
-  stream::Tiling const t = stream::tiling(p);
+  stream::Tiling const t = stream::tiling(p, kTileW);  // those measured, whatever the tiles are
   Size3 const out = output_size(p);
   int64_t const rows = t.tiles[1] * p.stride[1] * kTileH;
   int64_t const columns = t.tiles[2] * stream::output_step(p) * kTileW;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "sm90/config.hpp"
-#include "sm90/stream/config.hpp"
+#include "sm90/stream/choose.hpp"
 
 namespace convt3d::sm90 {
 
@@ -38,7 +38,7 @@ inline double estimated_microseconds(Problem const& p, bool streams, int multipr
     int const pieces = stream::class_pieces(p, cls);
     longest = pieces > longest ? pieces : longest;
   }
-  double const items = static_cast<double>(stream::tiling(p).items) / multiprocessors;
+  double const items = static_cast<double>(stream::tiling(p, kTileW).items) / multiprocessors;  // what was measured
   double const products = items / stream::class_total(p) * stream::tile_pieces(p);
   double const x = 1e-6 * static_cast<double>(element_count(x_shape(p)));
   return fit.start + fit.longest * longest + fit.products * products + fit.tiles * items + fit.weights * weights +

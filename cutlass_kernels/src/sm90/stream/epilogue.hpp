@@ -10,7 +10,7 @@
 
 namespace convt3d::sm90::stream {
 
-template <class T, bool kChannelsLast, class Tail>
+template <class T, bool kChannelsLast, class Tail, int kWidth>
 struct StreamEpilogue {
   using Resident = CollectiveEpilogue<T, kChannelsLast, Tail>;
   using SharedStorage = typename Resident::SharedStorage;
@@ -27,8 +27,11 @@ struct StreamEpilogue {
   /// Accesses of a thread to a unit that are read at a time: of 16 bytes, and (NDHWC) of pairs. They are read ahead,
   /// while the batch before them is worked on, but in ieee mode, where that was no faster.
   static constexpr bool kReadsAhead = !kSplit;
-  static constexpr int kBatch = Tail::kLarge ? 2 : 4;
+  static constexpr int kRowVectors = 2 * kWidth / kVector;  // NCDHW: of 16 bytes, in a row along W
+  static constexpr int kBatch = Tail::kLarge ? 2 : kRowVectors % 4 == 0 ? 4 : 3;
   static constexpr int kPairBatch = Tail::kLarge || kSplit ? 4 : 8;
+  static constexpr int kBoxBytes = kUnitBytes / kTileW * kWidth;  // of a unit, in memory
+  static constexpr bool kPlain = kWidth == kTileW;                // whether warps may move what boxes do not
   static constexpr int kPairWords = sizeof(T) == 4 ? 2 : 1;
   static constexpr int kStores = kSplit ? 1 : kStoreWarps;  // warps
   static constexpr int kLoads = kSplit ? 0 : kLoadWarps;    // of add by warps, besides
@@ -43,10 +46,10 @@ struct StreamEpilogue {
 
   /// Whether load warps bring add in, and consumer warps store what they have finished.
   CUTLASS_DEVICE static bool loads_by_warps(StreamParams const& params) {
-    return params.epilogue.add_mode == AddMode::kTile && params.plain.path.add != Path::kBoxes;
+    return kPlain && params.epilogue.add_mode == AddMode::kTile && params.plain.path.add != Path::kBoxes;
   }
   CUTLASS_DEVICE static bool stores_by_consumers(StreamParams const& params) {
-    return params.plain.path.y != Path::kBoxes;
+    return kPlain && params.plain.path.y != Path::kBoxes;
   }
 
   /// The store warps load where they have nothing to store.
@@ -64,11 +67,11 @@ struct StreamEpilogue {
     int const group = unit / 4 % kGroups;
     int const sub = unit / kUnitStep;
     UnitBox box;
-    box.a = it.w * 2 * kTileW;
+    box.a = it.w * 2 * kWidth;
     box.b = it.h * (kChannelsLast ? kTileH : kTileH / 2);
     box.c = it.channel + warp * 16;
     if constexpr (kChannelsLast) {
-      box.a += sub * (2 * kTileW / kUnits);
+      box.a += sub * (2 * kWidth / kUnits);
     } else {
       box.c += sub * kChannelsOfUnit;
     }
@@ -88,7 +91,7 @@ struct StreamEpilogue {
   CUTLASS_DEVICE static void load_unit(Params const& p, TransactionBarrier& full, unsigned char* unit,
                                        UnitBox const& box) {
     constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    full.arrive_and_expect_tx(kUnitBytes);
+    full.arrive_and_expect_tx(kBoxBytes);
     for (int i = 0; i < kCopies; ++i) {
       CUtensorMap const* map = &p.add_map[box.map[i]];
       unsigned char* const part = unit + i * (kUnitBytes / kCopies);
@@ -272,14 +275,14 @@ struct StreamEpilogue {
   template <int kSub>
   CUTLASS_DEVICE static void update(StreamParams const& params, Item const& item, SharedStorage& shared,
                                     unsigned char* ring, UnitState slot, int warp, int lane, Channels const& channels,
-                                    float const (&acc)[2][64]) {
+                                    float const (&acc)[2][4 * kWidth]) {
     Params const& p = params.epilogue;
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     // Of few channels most warps have none.
     bool const live = item.channel + warp % 4 * 16 + (kChannelsLast ? 0 : kSub * kChannelsOfUnit) < p.out_channels;
     Shift<T> rows{};
     bool shifted = false;
-    if constexpr (sizeof(T) == 2 && !kChannelsLast) {
+    if constexpr (kPlain && sizeof(T) == 2 && !kChannelsLast) {
       shifted = params.plain.path.add == Path::kShift4;
       if (shifted && live) rows = Shift<T>::make(params, item, warp, lane);
     }
@@ -293,8 +296,8 @@ struct StreamEpilogue {
     };
     if (live) {
       bool const tile = p.add_mode == AddMode::kTile;
-      if (sizeof(T) == 2 && !kChannelsLast && shifted) {
-        update_ncdhw<kSub, sizeof(T) == 2 && !kChannelsLast>(p, unit, lane, channels, true, rows, acc);
+      if (kPlain && sizeof(T) == 2 && !kChannelsLast && shifted) {
+        update_ncdhw<kSub, kPlain && sizeof(T) == 2 && !kChannelsLast>(p, unit, lane, channels, true, rows, acc);
       } else if (Tail::kLarge || kSplit) {
         update_unit(tile);
       } else if (tile) {
@@ -330,9 +333,9 @@ struct StreamEpilogue {
   /// `tile`: whether add is in the unit.
   template <int kSub, bool kShift>
   CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, Channels const& channels, bool tile,
-                                          Shift<T> const& rows, float const (&acc)[2][64]) {
+                                          Shift<T> const& rows, float const (&acc)[2][4 * kWidth]) {
     constexpr int kRowBytes = 32 * sizeof(T);
-    constexpr int kPerRow = kRowBytes / 16 / kBatch;
+    constexpr int kPerRow = kRowVectors / kBatch;
     constexpr int kBatches = 2 * (2 / kUnits) * kPerRow;
     uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
     int const swizzle = (kRowBytes == 128 ? lane & 7 : (lane >> 1) & 3) << 4;
@@ -360,7 +363,7 @@ struct StreamEpilogue {
       uint4(&elements)[kBatch] = v[i % 2];
       if constexpr (kShift) {
         uint32_t next = rows.last[half][b];
-        if (first + kBatch < kRowBytes / 16) next = v[(i + 1) % 2][0].x;
+        if (first + kBatch < kRowVectors) next = v[(i + 1) % 2][0].x;
         shift(elements, next, rows.selector[half]);
       }
       CUTLASS_PRAGMA_UNROLL
@@ -380,9 +383,9 @@ struct StreamEpilogue {
   /// Two neighbouring channels of one output after the other: 8 bytes of fp32, 4 of 16-bit types.
   template <int kSub>
   CUTLASS_DEVICE static void update_ndhwc(Params const& p, uint32_t unit, int lane, Channels const& channels, bool tile,
-                                          float const (&acc)[2][64]) {
+                                          float const (&acc)[2][4 * kWidth]) {
     constexpr int kRowBytes = 16 * sizeof(T);
-    constexpr int kBatches = 64 / kUnits / kPairBatch;
+    constexpr int kBatches = 4 * kWidth / kUnits / kPairBatch;
     int const byte = lane / 4 * 2 * static_cast<int>(sizeof(T));
     // The swizzle takes address bits from the 128-byte line: bits 7 and 8 of fp32's 64-byte rows, 7 of 32-byte rows.
     int const line = lane % 4 * 2 * kRowBytes >> 7;
@@ -410,7 +413,7 @@ struct StreamEpilogue {
       for (int i = 0; i < kPairBatch; ++i) {
         int const index = batch * kPairBatch + i;
         int const ow = index / 2;  // in the unit
-        int const j = ow / 2 + kSub * 8;
+        int const j = ow / 2 + kSub * (kWidth / 2);
         float f[2];
         unpack_pair(v[batch % 2][i], f);
         CUTLASS_PRAGMA_UNROLL

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "sm90/stream/choose.hpp"
 #include "sm90/stream/params.hpp"
 #include "sm90/sums.hpp"
 #include "sm90/tensor_map.hpp"
@@ -24,8 +25,9 @@ bool encode_units(CUtensorMap* maps, Problem const& p, void const* base, int64_t
     cuuint64_t const strides_ncdhw[4] = {bytes(ways, 3), bytes(1, 1), bytes(1, 2), bytes(1, 0)};
     cuuint64_t const strides_ndhwc[4] = {bytes(ways, 3), bytes(1, 4), bytes(1, 2), bytes(1, 0)};
     auto const units = static_cast<cuuint32_t>(units_per_warp(f.element));
-    cuuint32_t const box_ncdhw[5] = {2 * kTileW, kTileH / 2, 16 / units, 1, 1};
-    cuuint32_t const box_ndhwc[5] = {16, kTileH, 2 * kTileW / units, 1, 1};
+    auto const width = static_cast<cuuint32_t>(tile_width(p));
+    cuuint32_t const box_ncdhw[5] = {2 * width, kTileH / 2, 16 / units, 1, 1};
+    cuuint32_t const box_ndhwc[5] = {16, kTileH, 2 * width / units, 1, 1};
     CUtensorMapSwizzle const swizzle = f.channels_last
                                            ? (f.element == 4 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B)
                                            : (f.element == 4 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
@@ -135,18 +137,20 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   k.stride_d = static_cast<int>(p.stride[0]);
   k.stride_h = static_cast<int>(p.stride[1]);
   k.classes = w.classes = class_total(p);
-  k.tile_columns = kTileW * column_step(p);
+  k.tile_width = tile_width(p);
+  k.tile_columns = k.tile_width * column_step(p);
   if (!fill_x_pass(k, w, x, p, t, workspace + layout.x)) return false;
   int const pitch = slab(p).pitch;
   int first = 0;
   for (int cls = 0; cls < k.classes; ++cls) {
-    Program const g = w.program[cls] = program(p, cls);
+    Program const g = w.program[cls] = program(p, cls, slabs_at_once(p, c, cls));
     DeviceClass& d = k.cls[cls];
     d.first_piece = w.first_piece[cls] = first;
     first += class_pieces(p, cls);
     d.depth_lo = g.depth.lo;
     d.depth_count = g.depth.count;
     d.height_count = g.height.count;
+    d.slabs_at_once = g.slabs_at_once;
     for (int parity = 0; parity < 2; ++parity) {
       d.width_count[parity] = g.width[parity].count;
       d.factor[parity] = loss_factor(p.dtype, p.in_channels * g.depth.count * g.height.count * g.width[parity].count);

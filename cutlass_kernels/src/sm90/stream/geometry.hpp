@@ -4,7 +4,8 @@
 // throughout, tested on the CPU. Windows, slabs and swizzles are those of the resident kernel (sm90/geometry.hpp).
 //
 // A tile is 64 output channels of one (D, H) residue and a pair of neighbouring outputs along W, at 16 x 8 positions
-// (W x H) of two neighbouring D positions, one for each consumer group. Every product is of a live tap, and each weight
+// (W x H; 12 x 8 where that leaves fewer of them empty, tile_width.hpp) of two neighbouring D positions, one for each
+// consumer group. Every product is of a live tap, and each weight
 // piece that comes in serves 256 positions, which is what the L2 cache can feed (the resident kernel's split would need
 // twice that).
 #pragma once
@@ -14,6 +15,7 @@
 namespace convt3d::sm90::stream {
 
 constexpr int kTileChannels = 64;
+constexpr int kNarrowTileW = 12;
 constexpr int kMaxStride = 4;
 constexpr int kMaxClasses = 16;  // class = (stride along H * D residue + H residue) * pairs along W + pair
 constexpr int kPieceBytes = 8192;
@@ -96,14 +98,17 @@ struct Piece {
   int delta[3];  // along W, the column
   int parity_w;
   int tap[3];
+  int slab;  // of the slabs of a step
 };
 
-/// The pieces of one class for one slab, in the order in which they are multiplied.
+/// The pieces of one class, in the order in which they are multiplied: those of one step after the other. A step is a
+/// slab; in tf32 mode, whose sums are of pieces in a row, it may be two.
 struct Program {
   Window depth, height, width[2];
   // tap = first - step * delta along D and H, and along W for each parity.
   int first[2], step[2], first_w[2], step_w;
-  bool parities_apart;  // in tf32 mode, whose sums are of pieces in a row
+  bool parities_apart;  // in tf32 mode
+  int slabs_at_once;
 
   /// For each D delta.
   CONVT3D_HOST_DEVICE constexpr int pieces() const { return height.count * (width[0].count + width[1].count); }
@@ -114,22 +119,27 @@ struct Program {
     return parities_apart && index >= height.count * width[0].count ? index + others : index;
   }
 
-  /// Piece `index` of a slab: D delta by D delta and row by row, or those of one W parity after those of the other.
-  CONVT3D_HOST_DEVICE constexpr Piece piece(int index) const {
-    int const rows_at_once = parities_apart ? depth.count * height.count : 1;
+  /// Piece `index` of a step of `slabs`: D delta by D delta and row by row, or those of one W parity after those of the
+  /// other.
+  CONVT3D_HOST_DEVICE constexpr Piece piece(int index, int slabs = 1) const {
+    int const rows_of_slab = depth.count * height.count;
+    int const rows_at_once = parities_apart ? slabs * rows_of_slab : 1;
     int const per_part = rows_at_once * (width[0].count + width[1].count);
     int const in_part = index % per_part;
     int const parity = in_part >= rows_at_once * width[0].count;
     int const of_parity = in_part - (parity ? rows_at_once * width[0].count : 0);
     int const w = width[parity].lo + of_parity % width[parity].count;
     int const row = index / per_part + of_parity / width[parity].count;
-    int const d = depth.lo + row / height.count;
+    int const d = depth.lo + row % rows_of_slab / height.count;
     int const h = height.lo + row % height.count;
-    return {{d, h, w}, parity, {first[0] - step[0] * d, first[1] - step[1] * h, first_w[parity] - step_w * w}};
+    return {{d, h, w},
+            parity,
+            {first[0] - step[0] * d, first[1] - step[1] * h, first_w[parity] - step_w * w},
+            row / rows_of_slab};
   }
 };
 
-constexpr Program program(Problem const& p, int cls) {
+constexpr Program program(Problem const& p, int cls, int slabs_at_once = 1) {
   Axis const d = axis(p, 0), h = axis(p, 1);
   int const pair = cls % pairs_w(p);
   int const residue[2] = {cls / pairs_w(p) / h.stride, cls / pairs_w(p) % h.stride};
@@ -140,7 +150,8 @@ constexpr Program program(Problem const& p, int cls) {
           {d.stride, h.stride},
           {tap_of_column(p, pair, 0, 0), tap_of_column(p, pair, 1, 0)},
           static_cast<int>(p.stride[2]),
-          uses_tf32(p)};
+          uses_tf32(p),
+          slabs_at_once};
 }
 
 /// Pieces of a class, for all slabs. In memory they follow each other as they are multiplied, slab by slab.
@@ -170,10 +181,11 @@ CONVT3D_HOST_DEVICE constexpr int piece_offset(int row, int byte) {
   return row * 128 + ((byte / 16 ^ (row & 7)) << 4) + byte % 16;
 }
 
-/// Slab rows run along H in both formats, so that an operand of 128 positions is 16 groups of eight, `pitch` apart.
-constexpr Slab slab(Problem const& p) {
+/// For tiles of `width` positions along W. Slab rows run along H in both formats, so that an operand is as many groups
+/// of eight positions, `pitch` apart.
+constexpr Slab slab(Problem const& p, int width) {
   int const h = kTileH + rows_window(p).count - 1;
-  int const w = (kTileW - 1) * column_step(p) + columns_window(p).count;
+  int const w = (width - 1) * column_step(p) + columns_window(p).count;
   return {h, w, ceil_div(h * w * 128, 1024) * 1024};
 }
 
@@ -181,11 +193,11 @@ constexpr Slab slab(Problem const& p) {
 constexpr int operand_offset(int pitch, int h, int w) { return (w * pitch + h) * (128 / 16); }
 
 // Units: 8 KB of what one warp computes, that is 16 channels of 8 output rows (those of the class's H residue) x 32
-// outputs: two units of fp32, one of 16-bit types.
+// outputs: two units of fp32, one of 16-bit types. Of a narrow tile they hold 24 outputs along W, in 6 KB of that.
 CONVT3D_HOST_DEVICE constexpr int units_per_warp(int element) { return element / 2; }
 
-/// NCDHW: rows along W of 32 outputs, ordered (b, channel, H position / 2), where b is the H position modulo 2: two
-/// boxes of 4 KB. Of fp32, a unit is the channels of one accumulator half.
+/// NCDHW: rows along W of 32 outputs (24 in the same places), ordered (b, channel, H position / 2), where b is the H
+/// position modulo 2: two boxes of 4 KB. Of fp32, a unit is the channels of one accumulator half.
 CONVT3D_HOST_DEVICE constexpr int unit_row_ncdhw(int element, int lane, int half, int b) {
   return element == 4 ? b * 32 + lane : b * 64 + half * 32 + lane;
 }
@@ -199,10 +211,10 @@ struct Tiling {
   int64_t items;
 };
 
-constexpr Tiling tiling(Problem const& p) {
+constexpr Tiling tiling(Problem const& p, int width) {
   Size3 const out = output_size(p);
   int const extent[3] = {kGroups * static_cast<int>(p.stride[0]), kTileH * static_cast<int>(p.stride[1]),
-                         output_step(p) * kTileW};
+                         output_step(p) * width};
   Tiling t{};
   t.items = p.batch * channel_tiles(p) * class_total(p);
   for (int axis = 0; axis < 3; ++axis) {

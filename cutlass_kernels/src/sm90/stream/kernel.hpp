@@ -18,11 +18,11 @@
 
 namespace convt3d::sm90::stream {
 
-template <class T, bool kChannelsLast, class Tail>
+template <class T, bool kChannelsLast, class Tail, int kWidth>
 struct Kernel {
   static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
-  using Mainloop = std::conditional_t<kSplit, PartsMainloop, StreamMainloop<T>>;
-  using Epilogue = StreamEpilogue<T, kChannelsLast, Tail>;
+  using Mainloop = std::conditional_t<kSplit, PartsMainloop<kWidth>, StreamMainloop<T, kWidth>>;
+  using Epilogue = StreamEpilogue<T, kChannelsLast, Tail, kWidth>;
 
   // Two warpgroups, for setmaxnreg. One in ieee mode, whose consumers hold half as many sums again.
   static constexpr int kFeedingWarps = kSplit ? 4 : 8;
@@ -84,7 +84,7 @@ struct Kernel {
         Mainloop::load_pieces(params, shared.mainloop, shared.scheduler, slots);
       } else if (role == 2) {
         Mainloop::load_x(params, shared.mainloop, shared.scheduler, stages);
-      } else if (role >= kFeedingWarps - Epilogue::load_warps(params)) {
+      } else if (Epilogue::kPlain && role >= kFeedingWarps - Epilogue::load_warps(params)) {
         Epilogue::load_by_warp(params, shared.scheduler, shared.epilogue, ring, kFeedingWarps - 1 - role,
                                Epilogue::load_warps(params));
       } else if (role >= 3 && role < 3 + Epilogue::kStores && leader && !Epilogue::stores_by_consumers(params)) {
@@ -104,7 +104,7 @@ struct Kernel {
     using Resident = CollectiveMainloop<T, kChannelsLast>;
     uint64_t const pieces = Resident::descriptor(slots, 8 * 128 / 16, cute::SM90::GMMA::LayoutType::B128);
     // Groups of eight positions along H; from one to the next, a position along W.
-    int const step = params.tile_columns / kTileW * params.x.slab_pitch;
+    int const step = params.tile_columns / kWidth * params.x.slab_pitch;
     uint64_t const positions =
         Resident::descriptor(stages, static_cast<uint32_t>(step) * (128 / 16), cute::SM90::GMMA::LayoutType::B128);
 
@@ -168,8 +168,8 @@ struct Kernel {
       asm volatile("fence.proxy.async;" ::: "memory");
       if constexpr (kSplit) {
         // Its memory is that of the weights, which nothing uses by now.
-        recompute_suspects<T>(params, shared.suspect_items,
-                              {reinterpret_cast<int32_t*>(slots), params.slots * kPieceBytes / 4 - 1});
+        recompute_suspects<T, kWidth>(params, shared.suspect_items,
+                                      {reinterpret_cast<int32_t*>(slots), params.slots * kPieceBytes / 4 - 1});
       } else {
         recompute(params, threadIdx.x);
       }
@@ -195,18 +195,18 @@ struct Kernel {
     for (int number = 0; number < params.scheduler.runs; ++number) {
       if (owners[number] != 1 + static_cast<int>(blockIdx.x)) continue;
       Item const item = decode(params, number);
-      for (int i = thread; i < kItemOutputs; i += kGroups * 128) {
-        Place const at = place(params, item, i);
+      for (int i = thread; i < kItemOutputs<kWidth>; i += kGroups * 128) {
+        Place const at = place<kWidth>(params, item, i);
         if (at.inside) recompute_output<T>(params.x, params.epilogue, params.cold, item.n, at.c, at.od, at.oh, at.ow);
       }
     }
   }
 };
 
-template <class T, bool kChannelsLast, class Tail>
-__global__ void __launch_bounds__(Kernel<T, kChannelsLast, Tail>::kThreads, 1)
+template <class T, bool kChannelsLast, class Tail, int kWidth>
+__global__ void __launch_bounds__(Kernel<T, kChannelsLast, Tail, kWidth>::kThreads, 1)
     kernel(__grid_constant__ StreamParams const params) {
-  Kernel<T, kChannelsLast, Tail>::run(params);
+  Kernel<T, kChannelsLast, Tail, kWidth>::run(params);
 }
 
 }  // namespace convt3d::sm90::stream

@@ -15,10 +15,26 @@
 
 namespace convt3d::sm90::stream {
 
+/// 64 output channels by the positions of a tile's plane: `kWidth` by eight.
+template <class T, int kWidth>
+struct StreamAtom;
 template <class T>
+struct StreamAtom<T, kTileW> : mma_atom::Of<T, false> {};
+template <>
+struct StreamAtom<float, kNarrowTileW> : cute::SM90::GMMA::MMA_64x96x8_F32TF32TF32_SS_TN<> {};
+template <>
+struct StreamAtom<SplitFloat, kNarrowTileW>
+    : cute::SM90::GMMA::MMA_64x96x16_F32F16F16_SS<cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::K> {};
+template <>
+struct StreamAtom<__half, kNarrowTileW> : StreamAtom<SplitFloat, kNarrowTileW> {};
+template <>
+struct StreamAtom<__nv_bfloat16, kNarrowTileW>
+    : cute::SM90::GMMA::MMA_64x96x16_F32BF16BF16_SS<cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::K> {};
+
+template <class T, int kWidth>
 struct StreamMainloop {
-  static constexpr int kRegisters = 64;
-  using Atom = mma_atom::Of<T, false>;        // 64 output channels by 128 positions
+  static constexpr int kRegisters = 4 * kWidth;
+  using Atom = StreamAtom<T, kWidth>;
   using Accumulators = float[2][kRegisters];  // W parity
   // Tensor cores cut off what lies below a sum's largest term. Where results are rounded to 16 bits, what a long sum
   // loses is far below that, and short ones would take 12 to 28 % longer (docs/numerics.md).
@@ -211,7 +227,6 @@ struct StreamMainloop {
                                             uint64_t pieces, uint64_t positions, Position& at, int group, int lane,
                                             Accumulators& acc) {
     uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
-    int const last_parity = cls.width_count[1] > 0 ? 1 : 0;
     float sums[kRegisters];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kRegisters; ++i) acc[0][i] = acc[1][i] = sums[i] = 0.f;
@@ -224,19 +239,29 @@ struct StreamMainloop {
       }
       used_slot = used_stage = -1;
     };
+    // The first plane of a slab is group 0's alone, the last one group 1's. The other group passes it by with the first
+    // W parity.
+    auto skip = [&](RingState& plane, int parity) {
+      if (parity == 0) {
+        pass(p, shared, plane, lane);
+      } else {
+        plane.advance(1, p.x.stages);
+      }
+    };
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int slab = 0; slab < p.x.slabs; ++slab) {
-      // Planes of the slab: the first is group 0's alone, the last one group 1's.
-      if (group == 1) pass(p, shared, at.stage, lane);
+    for (int slab = 0; slab < p.x.slabs; slab += cls.slabs_at_once) {
+      int const planes = min(cls.slabs_at_once, p.x.slabs - slab) * cls.depth_count;
       int first = 0;  // among a plane's pieces, of this parity
+      RingState plane;
       CUTLASS_PRAGMA_NO_UNROLL
       for (int parity = 0; parity < 2; ++parity) {
         int const per_plane = cls.height_count * cls.width_count[parity];
-        RingState plane = at.stage;
-        int of_plane = 0;
+        plane = at.stage;
+        int of_plane = 0, of_slab = 0;
         int count;
+        if (group == 1) skip(plane, parity);
         CUTLASS_PRAGMA_NO_UNROLL
-        for (int left = cls.depth_count * per_plane; left > 0; left -= count) {
+        for (int left = planes * per_plane; left > 0; left -= count) {
           count = min(left, kPiecesOfSum);
           fence(sums);
           CUTLASS_PRAGMA_NO_UNROLL
@@ -258,8 +283,13 @@ struct StreamMainloop {
             at.slot.advance(1, p.slots);
             if (++of_plane == per_plane) {
               of_plane = 0;
-              if (parity == last_parity) used_stage = plane.slot;
+              if (parity == 1) used_stage = plane.slot;
               plane.advance(1, p.x.stages);
+              if (++of_slab == cls.depth_count) {
+                of_slab = 0;
+                // Of the slab that ends, or of the next one.
+                if (group == 0 || left - i > 1) skip(plane, parity);
+              }
             }
           }
           cute::warpgroup_wait<0>();
@@ -273,14 +303,7 @@ struct StreamMainloop {
         }
         first += per_plane;
       }
-      for (int d = 0; d < cls.depth_count; ++d) {
-        if (first == 0) {
-          pass(p, shared, at.stage, lane);
-        } else {
-          at.stage.advance(1, p.x.stages);
-        }
-      }
-      if (group == 0) pass(p, shared, at.stage, lane);
+      at.stage = plane;
     }
   }
 

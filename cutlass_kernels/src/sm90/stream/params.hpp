@@ -15,6 +15,7 @@ namespace convt3d::sm90::stream {
 struct DeviceClass {
   int32_t first_piece;  // in the channel tile
   int32_t depth_lo, depth_count, height_count, width_count[2];
+  int32_t slabs_at_once;
   float factor[2];                     // of the sums of each W parity (sums.hpp)
   int16_t operand_offset[kMaxPieces];  // of each piece of a slab, in 16-byte units
 };
@@ -48,6 +49,7 @@ struct StreamParams {
   int32_t slots;
   int32_t stride_d, stride_h, classes;
   int32_t tile_columns;  // of x, from one tile along W to the next
+  int32_t tile_width;    // positions along W: kTileW or kNarrowTileW
   DeviceClass cls[kMaxClasses];
   cutlass::FastDivmod divide_classes, divide_channels, divide_tiles_d, divide_tiles_h, divide_tiles_w;
   cutlass::FastDivmod divide_pairs, divide_stride_h;  // of a class: pair along W, H residue, D residue

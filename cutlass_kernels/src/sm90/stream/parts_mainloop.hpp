@@ -14,9 +14,15 @@
 
 namespace convt3d::sm90::stream {
 
-struct PartsMainloop : StreamMainloop<SplitFloat> {
-  using Atom = mma_atom::Of<SplitFloat, false>;  // 64 output channels by 128 positions
-  static constexpr int kRegisters = 64;
+template <int kWidth>
+struct PartsMainloop : StreamMainloop<SplitFloat, kWidth> {
+  using Base = StreamMainloop<SplitFloat, kWidth>;
+  using Base::kRegisters;
+  using Base::pass;
+  using typename Base::Accumulators;
+  using typename Base::Atom;
+  using typename Base::Position;
+  using typename Base::SharedStorage;
   static constexpr int kLow = kLowPart / 16;
 
   /// Products of `kCount` pieces, which are the next ones, with operands `x` of their own.

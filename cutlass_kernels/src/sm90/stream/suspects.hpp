@@ -10,7 +10,8 @@
 
 namespace convt3d::sm90::stream {
 
-constexpr int kItemOutputs = kGroups * kTileChannels * kTileH * 2 * kTileW;
+template <int kWidth>
+constexpr int kItemOutputs = kGroups * kTileChannels * kTileH * 2 * kWidth;
 
 /// Output `index` of an item: one of the columns it computes need not be inside y.
 struct Place {
@@ -18,10 +19,11 @@ struct Place {
   bool inside;
 };
 
+template <int kWidth>
 CUTLASS_DEVICE Place place(StreamParams const& params, Item const& item, int index) {
   Residues const r = residues(params, item.cls);
-  Column const column = params.plain.extent.columns.at(item.w * 2 * kTileW + index % (2 * kTileW), r.pair);
-  index /= 2 * kTileW;
+  Column const column = params.plain.extent.columns.at(item.w * 2 * kWidth + index % (2 * kWidth), r.pair);
+  index /= 2 * kWidth;
   int const oh = params.stride_h * (item.h * kTileH + index % kTileH) + r.h;
   index /= kTileH;
   return {item.channel + index % kTileChannels, params.stride_d * (item.d + index / kTileChannels) + r.d, oh, column.ow,
@@ -30,7 +32,9 @@ CUTLASS_DEVICE Place place(StreamParams const& params, Item const& item, int ind
 
 /// Shared memory for the outputs of one item that are to be computed again: their number, and as many as there is room
 /// for. Used by all consumer threads together.
+template <int kWidth>
 struct ItemNans {
+  static constexpr int kOutputs = kItemOutputs<kWidth>;
   static constexpr int kThreads = kGroups * 128;
   int32_t* words;
   int32_t room;
@@ -45,17 +49,17 @@ struct ItemNans {
     Item const item = decode(params, number);
     auto const* const y = static_cast<T const*>(p.y) + item.n * p.y_stride[0];
     auto recompute_at = [&](int index) {
-      Place const at = place(params, item, index);
+      Place const at = place<kWidth>(params, item, index);
       if (at.inside) recompute_output<T>(params.x, params.epilogue, p, item.n, at.c, at.od, at.oh, at.ow);
     };
 
     if (thread == 0) words[0] = 0;
     sync();
-    for (int first = thread; first < kItemOutputs; first += kBatch * kThreads) {
+    for (int first = thread; first < kOutputs; first += kBatch * kThreads) {
       unsigned nans = 0;
       CUTLASS_PRAGMA_UNROLL
       for (int b = 0; b < kBatch; ++b) {
-        Place const at = place(params, item, first + b * kThreads);
+        Place const at = place<kWidth>(params, item, first + b * kThreads);
         bool const exists = at.inside && at.ow < p.out_size[2] && at.oh < p.out_size[1] && at.od < p.out_size[0] &&
                             at.c < params.epilogue.out_channels;
         T const* const from =
@@ -73,24 +77,25 @@ struct ItemNans {
     if (found <= room) {
       for (int i = thread; i < found; i += kThreads) recompute_at(words[1 + i]);
     } else {
-      for (int index = thread; index < kItemOutputs; index += kThreads) recompute_at(index);
+      for (int index = thread; index < kOutputs; index += kThreads) recompute_at(index);
     }
     sync();
   }
-  static_assert(kItemOutputs % (16 * kThreads) == 0);
+  static_assert(kOutputs % (16 * kThreads) == 0);
 };
 
 /// The nans of the items that are listed; of all of this CTA's where these are too many.
-template <class T>
-__device__ __noinline__ void recompute_suspects(StreamParams const& params, SuspectList const& items, ItemNans nans) {
+template <class T, int kWidth>
+__device__ __noinline__ void recompute_suspects(StreamParams const& params, SuspectList const& items,
+                                                ItemNans<kWidth> nans) {
   int const count = items.count();
   if (count <= SuspectList::kRoom) {
-    for (int i = 0; i < count; ++i) nans.recompute<T>(params, items.entry[i]);
+    for (int i = 0; i < count; ++i) nans.template recompute<T>(params, items.entry[i]);
     return;
   }
   int32_t const volatile* owners = params.scheduler.owners;
   for (int number = 0; number < params.scheduler.runs; ++number) {
-    if (owners[number] == 1 + static_cast<int>(blockIdx.x)) nans.recompute<T>(params, number);
+    if (owners[number] == 1 + static_cast<int>(blockIdx.x)) nans.template recompute<T>(params, number);
   }
 }
 
