@@ -6,10 +6,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 #include "convt3d/problem.hpp"
 #include "message.hpp"
 
 namespace convt3d::sm80 {
+
+/// Device memory that run_if needs.
+size_t run_if_workspace_bytes(Problem const& p);
 
 /// Enqueues the problem, to be computed where `*condition` (device memory) is not zero when the kernels start. fp32 in
 /// ieee mode alone. Grids are a few blocks on each multiprocessor, so that returning costs nothing to speak of.

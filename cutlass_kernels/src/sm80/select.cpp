@@ -4,6 +4,7 @@
 #include "sm80/instances/instances.hpp"
 #include "sm80/joint/geometry.hpp"
 #include "sm80/joint/instances.hpp"
+#include "sm80/patch/choice.hpp"
 #include "sm80/shared_memory.hpp"
 #include "sm80/sums.hpp"
 
@@ -12,6 +13,15 @@ namespace convt3d::sm80 {
 joint::JointLaunchFn select_joint_kernel(Problem const& p) {
   if (!joint::chosen(p)) return nullptr;
   return p.dtype == CONVT3D_F16 ? joint::launch_f16 : p.dtype == CONVT3D_BF16 ? joint::launch_bf16 : joint::launch_tf32;
+}
+
+patch::PatchLaunchFn select_patch_kernel(Problem const& p, convt3d_device const& device) {
+  if (!patch::chosen(p, device.compute_capability)) return nullptr;
+  int const unit = patch::unit_elements(p);
+  if (p.dtype == CONVT3D_F16) return unit == 2 ? patch::f16_u2 : unit == 4 ? patch::f16_u4 : patch::f16_u8;
+  if (p.dtype == CONVT3D_BF16) return unit == 2 ? patch::bf16_u2 : unit == 4 ? patch::bf16_u4 : patch::bf16_u8;
+  if (uses_tf32(p)) return unit == 2 ? patch::tf32_u2 : patch::tf32_u4;
+  return unit == 2 ? patch::ieee_u2 : patch::ieee_u4;
 }
 
 namespace {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sm80 family behind the library's Family interface: what it supports, its workspace, and a run: pre-pass, then
-// the kernel that select.hpp chose. Groups of few channels have kernels of their own.
+// the kernel that select.hpp chose. Patch expansion and groups of few channels have kernels that read x where it lies.
 #include "family.hpp"
 #include "sm80/conditional.hpp"
 #include "sm80/grouped/grouped.hpp"
 #include "sm80/joint/geometry.hpp"
 #include "sm80/operands.hpp"
+#include "sm80/patch/geometry.hpp"
 #include "sm80/select.hpp"
 
 namespace convt3d::sm80 {
@@ -62,10 +63,10 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
 // Of the joint kernel's partial sums in the workspace.
 int64_t partial_sums_offset(Problem const& p) { return round_up(operand_layout(p).total_bytes, kWorkspaceAlignment); }
 
-size_t workspace_bytes(Problem const& p, convt3d_device const&) {
+size_t workspace_bytes(Problem const& p, convt3d_device const& device) {
   if (p.groups != 1 || element_count(y_shape(p)) == 0) return 0;
-  int64_t const partial = select_joint_kernel(p) != nullptr ? joint::partial_bytes(p) : 0;
-  return size_t(partial > 0 ? partial_sums_offset(p) + partial : operand_layout(p).total_bytes);
+  if (select_patch_kernel(p, device) != nullptr) return size_t(patch::workspace_bytes(p, device.compute_capability));
+  return run_if_workspace_bytes(p);
 }
 
 // Whether the code in here that a device of compute capability 9.0 runs was compiled for it. Code for SM80 has no
@@ -83,6 +84,11 @@ bool starts_early() {
   int device = 0, major = 0;
   return waits_on_sm90() && cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+}
+
+Status fail(cudaError_t error, Message& message) {
+  cudaGetLastError();  // reported here; the next call must not find it
+  return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
 }
 
 Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* condition, int multiprocessors,
@@ -107,14 +113,32 @@ Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* 
   } else if (error == cudaSuccess) {
     error = select_kernel(p)(call, stream);
   }
-  if (error == cudaSuccess) return CONVT3D_OK;
-  cudaGetLastError();  // reported here; the next call must not find it
-  return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
+  return error == cudaSuccess ? CONVT3D_OK : fail(error, message);
 }
 
-Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors, void* stream, Message& message) {
-  if (p.groups != 1) return grouped::run(p, tensors, stream, message);
-  return enqueue(p, tensors, nullptr, 0, static_cast<cudaStream_t>(stream), message);
+cudaError_t this_device(convt3d_device& to) {
+  int device = 0, major = 0, minor = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&to.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  to.compute_capability = 10 * major + minor;
+  return error;
+}
+
+Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors, void* stream_handle,
+           Message& message) {
+  if (p.groups != 1) return grouped::run(p, tensors, stream_handle, message);
+  auto const stream = static_cast<cudaStream_t>(stream_handle);
+  convt3d_device device{};
+  cudaError_t error = this_device(device);
+  if (error != cudaSuccess) return fail(error, message);
+  patch::PatchLaunchFn const patch_kernel = select_patch_kernel(p, device);
+  if (patch_kernel == nullptr) return enqueue(p, tensors, nullptr, 0, stream, message);
+  error = patch_kernel({&p, &tensors, device, starts_early()}, stream);
+  return error == cudaSuccess ? CONVT3D_OK : fail(error, message);
 }
 
 constexpr Family kFamily{CONVT3D_KERNEL_SM80, supported, workspace_bytes, run};
@@ -132,6 +156,12 @@ bool pairs_classes(Problem const& p, bool stash) {
   };
   return !stash && p.stride[2] == 2 && output_size(p, 2) % 2 == 0 && one_access(p.y_stride, p.y_alignment) &&
          (!p.has_add || one_access(add_stride.v, p.add_alignment));
+}
+
+size_t run_if_workspace_bytes(Problem const& p) {
+  if (element_count(y_shape(p)) == 0) return 0;
+  int64_t const partial = select_joint_kernel(p) != nullptr ? joint::partial_bytes(p) : 0;
+  return size_t(partial > 0 ? partial_sums_offset(p) + partial : operand_layout(p).total_bytes);
 }
 
 Status run_if(Problem const& p, convt3d_tensors const& tensors, int32_t const* condition, int multiprocessors,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "sm80/estimate.hpp"
+#include "sm80/patch/choice.hpp"
 #include "sm90/copyable.hpp"
 #include "sm90/estimate.hpp"
 #include "sm90/refusal.hpp"
@@ -91,7 +92,8 @@ constexpr double kSmall = 700;
 ///
 /// For all others; ms, sm80 / sm90, batch 2, NCDHW unless said.
 ///
-/// It has tiles in space, the sm80 one has none: not where tiles of 16 x 8 positions would be mostly empty (256 -> 128
+/// Where the kernel is the stride, that one has a kernel for it (sm80/patch/choice.hpp). The sm90 family has tiles in
+/// space, the sm80 one has none: not where tiles of 16 x 8 positions would be mostly empty (256 -> 128
 /// from 4^3: fp32 0.12 / 0.21; from 8^3, with half-empty tiles, 0.049 / 0.046). Tiles of few channels pay all the same
 /// (k3 32 -> 2 from 48^3: fp32 0.288 / 0.186, fp16 0.232 / 0.138; 64 -> 14: 0.455 / 0.250, 0.356 / 0.146; k4 3 -> 24
 /// from 64^3: 0.747 / 0.532, 0.869 / 0.457), and so does moving rows that start anywhere by warps (k3 128 -> 64 from
@@ -104,6 +106,7 @@ constexpr double kSmall = 700;
 /// 4^3: 0.19 / 0.45; with full ones 320 -> 256 from 16^3: 0.257 / 0.109, odd rows of 128 -> 64 from 32^3: 0.567 /
 /// 0.325), and strides of 3 and 4 do not pay (the (2, 4, 4) above 0.348 / 0.368, NDHWC 0.327 / 0.374).
 inline bool worthwhile(Problem const& p, convt3d_device const& device) {
+  if (sm80::patch::faster_than_sm90(p)) return false;
   stream::Tiling const t = stream::tiling(p, kTileW);  // those measured, whatever the tiles are
   Size3 const out = output_size(p);
   int64_t const rows = t.tiles[1] * p.stride[1] * kTileH;

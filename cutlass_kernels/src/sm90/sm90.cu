@@ -35,7 +35,7 @@ size_t workspace_bytes(Problem const& p, convt3d_device const& device) {
   if (element_count(y_shape(p)) == 0) return 0;
   int const multiprocessors = device.multiprocessors;
   if (!sm90::uses_split(p)) return own_workspace_bytes(p, multiprocessors);
-  return sm80_workspace_offset(p, multiprocessors) + sm80_family()->workspace_bytes(p, device);
+  return sm80_workspace_offset(p, multiprocessors) + sm80::run_if_workspace_bytes(p);
 }
 
 Status fail(char const* what, cudaError_t error, Message& message) {
