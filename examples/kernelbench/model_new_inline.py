@@ -29,7 +29,8 @@ CUDA_SOURCE = r"""
 // The one kernel that is compiled here serves every call.
 convt3d::sm80::LaunchFn convt3d::sm80::select_kernel(Problem const&) { return tf32_n64_long(false); }
 convt3d::sm80::joint::JointLaunchFn convt3d::sm80::select_joint_kernel(Problem const&) { return nullptr; }
-convt3d::sm80::patch::PatchLaunchFn convt3d::sm80::select_patch_kernel(Problem const&, convt3d_device const&) {
+convt3d::sm80::patch::PatchLaunchFn convt3d::sm80::select_patch_kernel(Problem const&,
+                                                                       convt3d_device const&) {
   return nullptr;
 }
 convt3d::Status convt3d::sm80::grouped::run(Problem const&, convt3d_tensors const&, void*, Message& message) {
