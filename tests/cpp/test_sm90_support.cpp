@@ -233,11 +233,14 @@ TEST(Sm90Choice, RowsThatStartAnywhereAreChosen) {
   EXPECT_FALSE(worthwhile(p, kH200)) << "an add without neighbours along W";
   for (bool last : {false, true}) {
     for (int channels : {32, 128}) {
-      p = make(2, channels, 16, {32, 32, 32}, {2, 4, 4}, {0, 0, 0}, {0, 0, 0}, CONVT3D_F32, last);
-      p.stride[1] = p.stride[2] = 4;
-      test::pack(p, last ? test::Layout::kNdhwc : test::Layout::kNcdhw);
-      EXPECT_EQ(refusal(p), "");
-      EXPECT_EQ(worthwhile(p, kH200), !last || channels == 128);
+      for (int kernel : {4, 5}) {
+        p = make(2, channels, 16, {32, 32, 32}, {2, kernel, kernel}, {0, 0, 0}, {0, 0, 0}, CONVT3D_F32, last);
+        p.stride[1] = p.stride[2] = 4;
+        test::pack(p, last ? test::Layout::kNdhwc : test::Layout::kNcdhw);
+        EXPECT_EQ(refusal(p), "");
+        // Where the kernel is the stride, the sm80 family has one for patch expansion.
+        EXPECT_EQ(worthwhile(p, kH200), kernel == 5 && (!last || channels == 128));
+      }
     }
   }
 }

@@ -12,12 +12,6 @@ namespace convt3d::sm80::patch {
 /// For tests: the kernel computes all that it takes, not only where it is the fastest of the family.
 inline std::atomic<bool> wherever_possible{false};
 
-/// Whether add and y are accessed 16 bytes at a time.
-constexpr bool in_vectors(Problem const& p) {
-  return access(p, effective_stride(y_shape(p), p.y_stride), p.y_alignment) == Access::kVectors &&
-         (!p.has_add || access(p, effective_add_stride(p), p.add_alignment) == Access::kVectors);
-}
-
 constexpr int64_t kFewChannels = 8;        // of y: every other kernel leaves most of its tile empty
 constexpr int64_t kFewPositions = 8192;    // too few for its start, but for patches of many outputs
 constexpr int64_t kManyPositions = 16384;  // make up for weights that many blocks load

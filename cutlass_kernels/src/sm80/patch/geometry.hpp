@@ -123,6 +123,23 @@ constexpr Access access(Problem const& p, Size5 const& stride, int alignment) {
   return widest == kAccessBytes ? Access::kVectors : widest >= unit * bytes ? Access::kUnits : Access::kElements;
 }
 
+/// Whether add and y are accessed 16 bytes at a time.
+constexpr bool in_vectors(Problem const& p) {
+  return access(p, effective_stride(y_shape(p), p.y_stride), p.y_alignment) == Access::kVectors &&
+         (!p.has_add || access(p, effective_add_stride(p), p.add_alignment) == Access::kVectors);
+}
+
+/// Whether the kernel for these accesses takes a problem, and an activation of few instructions; the other one takes
+/// all.
+constexpr bool is_quick(Problem const& p) {
+  bool found = false;
+  for (int32_t activation :
+       {CONVT3D_ACT_NONE, CONVT3D_ACT_RELU, CONVT3D_ACT_LEAKY_RELU, CONVT3D_ACT_HARDSWISH, CONVT3D_ACT_X_HARDSWISH}) {
+    found = found || p.activation == activation;
+  }
+  return found && in_vectors(p);
+}
+
 /// The units of one (tap along D, tap along H): their number, and elements of the last dimension that they cut up.
 struct Units {
   int64_t taps_w;  // counted as units, NDHWC

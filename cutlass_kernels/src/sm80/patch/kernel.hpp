@@ -41,13 +41,15 @@ struct Bfloat {
   static constexpr int kParts = 1;
 };
 
-/// kSteps: of input channels, at most.
-template <class Arithmetic_, int kUnit, int kSteps_>
+/// kSteps: of input channels, at most. kQuick: add and y are accessed in vectors, and the activation is one of few
+/// instructions (is_quick()).
+template <class Arithmetic_, int kUnit, int kSteps_, bool kQuick_>
 struct Kernel {
   using Arithmetic = Arithmetic_;
   using Element = typename Arithmetic::Element;
   using F = Form<sizeof(Element), kUnit>;
   static constexpr int kSteps = kSteps_;
+  static constexpr bool kQuick = kQuick_;
   static constexpr int kParts = Arithmetic::kParts;
 
   // Registers for the operands of x in a tile of so many runs.
@@ -60,7 +62,11 @@ struct Kernel {
   static constexpr int kRuns = choose_runs();
   static constexpr int kColumns = kRuns * F::kColumnBlocks;  // instructions for a tile
   static constexpr int kTile = kRuns * F::kRunPositions;     // positions
-  static constexpr int kThreads = operand_registers(kRuns) <= 32 ? 512 : operand_registers(kRuns) <= 64 ? 384 : 256;
+  // What a thread must hold decides how many there may be: nothing is to be spilled.
+  static constexpr int kThreads = !kQuick                          ? 256
+                                  : operand_registers(kRuns) <= 32 ? 512
+                                  : operand_registers(kRuns) <= 64 ? 384
+                                                                   : 256;
 
   // Sums of as many products are added up with a rounding: a tensor core cuts its sums.
   static constexpr int kChunk = 64 / F::kStepChannels < kSteps ? 64 / F::kStepChannels : kSteps;
@@ -79,22 +85,21 @@ __device__ void fetch_x(Params const& p, int first, uint32_t (&to)[K::kColumns][
   using Element = typename K::Element;
   using F = typename K::F;
   int const lane = threadIdx.x % kLanes, column = lane / 4, quad = lane % 4;
-  Element const* x[K::kColumns];
-#pragma unroll
-  for (int c = 0; c < K::kColumns; ++c) {
+  auto const of_column = [&](int c) {
     int const run = c / F::kColumnBlocks, j = c % F::kColumnBlocks;
     int const position = min(first + run * F::kRunPositions + F::position(j, column), p.positions - 1);
-    x[c] = static_cast<Element const*>(p.x) + find_position(p, position).offset(p.x_position);
-  }
+    return static_cast<Element const*>(p.x) + find_position(p, position).offset(p.x_position);
+  };
   if (p.x_in_vectors) {
 #pragma unroll
-    for (int step = 0; step < K::kSteps; step += 2) {
-      if (step >= p.steps) break;
-      int const channel = F::channel(step, quad, 0);
+    for (int c = 0; c < K::kColumns; ++c) {
+      Element const* const x = of_column(c);
 #pragma unroll
-      for (int c = 0; c < K::kColumns; ++c) {
+      for (int step = 0; step < K::kSteps; step += 2) {
+        if (step >= p.steps) break;
+        int const channel = F::channel(step, quad, 0);
         uint4 v{};
-        if (channel < p.in_channels) v = __ldg(reinterpret_cast<uint4 const*>(x[c] + channel));
+        if (channel < p.in_channels) v = __ldg(reinterpret_cast<uint4 const*>(x + channel));
         to[c][step][0] = v.x;
         to[c][step][1] = v.y;
         to[c][step + 1][0] = v.z;
@@ -104,21 +109,18 @@ __device__ void fetch_x(Params const& p, int first, uint32_t (&to)[K::kColumns][
     return;
   }
 #pragma unroll
-  for (int step = 0; step < K::kSteps; ++step) {
-    if (step % 2 == 0 && step >= p.steps) break;
-    Packet<Element, F::kSlots> v[K::kColumns];
+  for (int c = 0; c < K::kColumns; ++c) {
+    Element const* const x = of_column(c);
 #pragma unroll
-    for (int slot = 0; slot < F::kSlots; ++slot) {
-      int const channel = F::channel(step, quad, slot);
-      int64_t const offset = channel * p.x_channel;
+    for (int step = 0; step < K::kSteps; ++step) {
+      if (step % 2 == 0 && step >= p.steps) break;
+      Packet<Element, F::kSlots> v;
 #pragma unroll
-      for (int c = 0; c < K::kColumns; ++c) {
-        v[c].v[slot] = channel < p.in_channels ? load_element(x[c] + offset) : Element(0.f);
+      for (int slot = 0; slot < F::kSlots; ++slot) {
+        int const channel = F::channel(step, quad, slot);
+        v.v[slot] = channel < p.in_channels ? load_element(x + channel * p.x_channel) : Element(0.f);
       }
-    }
-#pragma unroll
-    for (int c = 0; c < K::kColumns; ++c) {
-      uint2 const words = reinterpret_cast<uint2 const&>(v[c]);
+      uint2 const words = reinterpret_cast<uint2 const&>(v);
       to[c][step][0] = words.x;
       to[c][step][1] = words.y;
     }
@@ -195,7 +197,7 @@ __device__ void multiply_all(typename K::Sums& sums, unsigned char const* fragme
 
 /// One sum by its definition, where the parts of an operand that is not finite made it nan.
 template <class K>
-__device__ __noinline__ float exact_sum(Params const& p, int position, int unit, int element) {
+__device__ float exact_sum(Params const& p, int position, int unit, int element) {
   using Element = typename K::Element;
   if (position >= p.positions || unit >= p.units) return 0.f;
   Unit const u = find_unit(p, K::F::kUnit, unit);
@@ -215,12 +217,12 @@ __device__ __noinline__ float exact_sum(Params const& p, int position, int unit,
 
 // ---- the tail -------------------------------------------------------------------------------------------------------
 
-/// Out of line: the longer ones would be most of the kernel.
+/// Out of line: the longer ones would be most of the kernel. A call costs registers, so quick kernels have none.
 static __device__ __noinline__ float activate_one(int code, float value, float negative_slope) {
   return apply_activation(code, value, negative_slope);
 }
 
-template <int kCount>
+template <bool kQuick, int kCount>
 __device__ void activate(Params const& p, float (&value)[kCount]) {
   auto const each = [&](auto act) {
 #pragma unroll
@@ -233,23 +235,20 @@ __device__ void activate(Params const& p, float (&value)[kCount]) {
       return each(activation::Relu{});
     case CONVT3D_ACT_LEAKY_RELU:
       return each(activation::LeakyRelu{});
+    case CONVT3D_ACT_HARDSWISH:
+      return each(activation::Hardswish{});
     case CONVT3D_ACT_X_HARDSWISH:
       return each(activation::XHardswish{});
     default:
-      return each([&](float v, float slope) { return activate_one(p.activation, v, slope); });
+      if constexpr (!kQuick) each([&](float v, float slope) { return activate_one(p.activation, v, slope); });
   }
 }
 
 /// A group's outputs of the tile.
-template <class K, bool kVectorsAlone, class AddOf>
+template <class K, class AddOf>
 __device__ void finish(Params const& p, int first, typename K::Sums const& sums, UnitPlace<K::F::kUnit> const& unit,
                        Spot const (&spots)[K::kRuns][K::F::kVectors], AddOf const& add_of) {
   using F = typename K::F;
-  int64_t const unit_offset = unit.y;
-  int const elements = unit.elements;
-  float bias[F::kUnit];
-#pragma unroll
-  for (int e = 0; e < F::kUnit; ++e) bias[e] = unit.bias[e];
 #pragma unroll
   for (int run = 0; run < K::kRuns; ++run) {
 #pragma unroll
@@ -259,52 +258,52 @@ __device__ void finish(Params const& p, int first, typename K::Sums const& sums,
 #pragma unroll
       for (int i = 0; i < F::kVector; ++i) {
         typename F::Register const r = F::result(v, i);
-        value[i] = sums[r.row_block][run * F::kColumnBlocks + r.column_block][r.index] + bias[i % F::kUnit];
+        value[i] = sums[r.row_block][run * F::kColumnBlocks + r.column_block][r.index] + unit.bias[i % F::kUnit];
         if (!p.add_after) value[i] += to_float(add.v[i]);
       }
-      activate(p, value);
+      activate<K::kQuick>(p, value);
       Vector<K> out;
 #pragma unroll
       for (int i = 0; i < F::kVector; ++i) {
         if (p.add_after) value[i] += to_float(add.v[i]);
         convert(out.v[i], value[i]);
       }
-      store_vector<K, kVectorsAlone>(p, first + run * F::kRunPositions + F::kVectorStep * v, spots[run][v].y,
-                                     unit_offset, elements, out);
+      store_vector<K>(p, first + run * F::kRunPositions + F::kVectorStep * v, spots[run][v].y, unit.y, unit.elements,
+                      out);
     }
   }
 }
 
-/// Where the parts of an infinity made a sum nan, the sum by its definition.
+/// Where the parts of an infinity made sums nan, these by their definition: one after the other, by one piece of code.
 template <class K>
 __device__ void mend(Params const& p, typename K::Sums& sums, int tile, int unit) {
   using F = typename K::F;
-  int const quad = static_cast<int>(threadIdx.x) % 4;
+  constexpr int kCount = F::kRowBlocks * K::kColumns * 4;
+  static_assert(kCount <= 32, "a bit for each sum");
+  float* const flat = &sums[0][0][0];
+  uint32_t bad = 0;
 #pragma unroll
-  for (int m = 0; m < F::kRowBlocks; ++m) {
+  for (int i = 0; i < kCount; ++i) bad |= flat[i] == flat[i] ? 0u : 1u << i;
+  while (bad != 0) {
+    int const at = __ffs(static_cast<int>(bad)) - 1;
+    bad &= bad - 1;
+    int const column = at / 4 % K::kColumns, run = column / F::kColumnBlocks;
+    int const position = tile * K::kTile + run * F::kRunPositions +
+                         F::position(column % F::kColumnBlocks, static_cast<int>(threadIdx.x) % 4 * 2 + at % 2);
+    float const sum = exact_sum<K>(p, position, unit, 2 * (at / 4 / K::kColumns) + at / 2 % 2);
 #pragma unroll
-    for (int c = 0; c < K::kColumns; ++c) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& sum = sums[m][c][i];
-        if (sum == sum) continue;
-        int const position = tile * K::kTile + c / F::kColumnBlocks * F::kRunPositions +
-                             F::position(c % F::kColumnBlocks, 2 * quad + i % 2);
-        sum = exact_sum<K>(p, position, unit, 2 * m + i / 2);
-      }
-    }
+    for (int i = 0; i < kCount; ++i) flat[i] = i == at ? sum : flat[i];
   }
 }
 
 /// A block's share: what its warps take of the tiles, for the units in its shared memory.
-template <class K, bool kVectorsAlone>
+template <class K>
 __device__ void run_tiles(Params const& p, unsigned char const* weights, UnitPlace<K::F::kUnit> const* units,
                           unsigned char* rings, int part_bytes, int first_group, int groups) {
   using F = typename K::F;
   constexpr int kWarps = K::kThreads / kLanes;
   int const lane = threadIdx.x % kLanes, row = lane / 4, quad = lane % 4;
   int const worker = static_cast<int>(blockIdx.x) / p.splits * kWarps + static_cast<int>(threadIdx.x) / kLanes;
-  int const workers = static_cast<int>(gridDim.x) / p.splits * kWarps;
   int const group_bytes = F::kRowBlocks * p.steps * (kLanes * 16);
 
   // Each lane's own: what it asks for, it reads.
@@ -328,7 +327,7 @@ __device__ void run_tiles(Params const& p, unsigned char const* weights, UnitPla
     commit_copies();
   };
 
-  for (int item = worker; item < p.tiles * p.parts; item += workers) {
+  for (int item = worker; item < p.tiles * p.parts; item += p.workers) {
     int const tile = item / p.parts, part = item - tile * p.parts;
     int const begin = part * p.part_groups, end = min(begin + p.part_groups, groups);
     if (begin >= end) continue;
@@ -341,15 +340,15 @@ __device__ void run_tiles(Params const& p, unsigned char const* weights, UnitPla
         spots[run][v] = find_spot(p, first + run * F::kRunPositions + F::kVectorStep * v);
       }
     }
-    if constexpr (kVectorsAlone) ask(begin, spots, first, end, 0);
+    if constexpr (K::kQuick) ask(begin, spots, first, end, 0);
     typename K::Operands x;
     load_x<K>(p, tile * K::kTile, x);
     int stage = 0;
 #pragma unroll 1
     for (int group = begin; group < end; ++group) {
       UnitPlace<F::kUnit> const& unit = units[group * kGroupUnits + row];
-      Vector<K> add[kVectorsAlone ? 1 : K::kRuns][F::kVectors];
-      if constexpr (kVectorsAlone) {
+      Vector<K> add[K::kQuick ? 1 : K::kRuns][F::kVectors];
+      if constexpr (K::kQuick) {
         ask(group + 1, spots, first, end, stage ^ 1);
       } else {
         load_add<K>(p, first, spots, unit.add, unit.elements, add);
@@ -357,19 +356,19 @@ __device__ void run_tiles(Params const& p, unsigned char const* weights, UnitPla
       typename K::Sums sums;
       multiply_all<K>(sums, weights + group * group_bytes + lane * 16, part_bytes, x, p.steps);
       if constexpr (K::kParts == 2) mend<K>(p, sums, tile, (first_group + group) * kGroupUnits + row);
-      if constexpr (kVectorsAlone) {
+      if constexpr (K::kQuick) {
         if (has_add) wait_for_copies<1>();
-        finish<K, true>(p, first, sums, unit, spots, [&](int run, int v) {
+        finish<K>(p, first, sums, unit, spots, [&](int run, int v) {
           if (!has_add) return Vector<K>{};
           uint4 const words = load_words(ring_at(stage, run * F::kVectors + v));
           return reinterpret_cast<Vector<K> const&>(words);
         });
         stage ^= 1;
       } else {
-        finish<K, false>(p, first, sums, unit, spots, [&](int run, int v) { return add[run][v]; });
+        finish<K>(p, first, sums, unit, spots, [&](int run, int v) { return add[run][v]; });
       }
     }
-    if constexpr (kVectorsAlone) wait_for_copies<0>();  // nothing is on its way into the next tile's places
+    if constexpr (K::kQuick) wait_for_copies<0>();  // nothing is on its way into the next tile's places
   }
 }
 
@@ -387,13 +386,7 @@ __global__ void __launch_bounds__(K::kThreads, 1) patch_kernel(__grid_constant__
   wait_for_previous_kernel();
   copy_weights<K>(p, split, shared, part_bytes * K::kParts);
   __syncthreads();
-  bool const vectors_alone =
-      p.y.access == Access::kVectors && (p.add.access == Access::kVectors || p.add.access == Access::kNone);
-  if (vectors_alone) {
-    run_tiles<K, true>(p, shared, units, rings, part_bytes, first_group, groups);
-  } else {
-    run_tiles<K, false>(p, shared, units, rings, part_bytes, first_group, groups);
-  }
+  run_tiles<K>(p, shared, units, rings, part_bytes, first_group, groups);
 }
 
 }  // namespace convt3d::sm80::patch

@@ -105,6 +105,7 @@ cudaError_t launch_kernel(PatchCall const& call, cudaStream_t stream) {
   int const of_split = std::max(call.device.multiprocessors / params.splits, 1);
   divide_work(params, of_split * kWarps);
   int const needed = static_cast<int>((int64_t{params.tiles} * params.parts + kWarps - 1) / kWarps);
+  params.workers = std::min(of_split, needed) * kWarps;
   int64_t const limit = shared_limit(call.device.compute_capability), held = params.split_groups * group_bytes(p);
   // The same for all calls: another thread's with another size may come in between.
   cudaError_t error =
@@ -120,11 +121,17 @@ cudaError_t launch_kernel(PatchCall const& call, cudaStream_t stream) {
                              static_cast<int>(held + kStages * stage_bytes(Kernel::kThreads)), call.overlap, stream);
 }
 
+template <class Arithmetic, int kUnit, int kSteps>
+cudaError_t launch_steps(PatchCall const& call, cudaStream_t stream) {
+  return is_quick(*call.problem) ? launch_kernel<Kernel<Arithmetic, kUnit, kSteps, true>>(call, stream)
+                                 : launch_kernel<Kernel<Arithmetic, kUnit, kSteps, false>>(call, stream);
+}
+
 /// With the fewer steps of two kernels that do.
 template <class Arithmetic, int kUnit, int kFew, int kMany>
 cudaError_t launch(PatchCall const& call, cudaStream_t stream) {
-  if (steps(*call.problem) <= kFew) return launch_kernel<Kernel<Arithmetic, kUnit, kFew>>(call, stream);
-  if constexpr (kMany > kFew) return launch_kernel<Kernel<Arithmetic, kUnit, kMany>>(call, stream);
+  if (steps(*call.problem) <= kFew) return launch_steps<Arithmetic, kUnit, kFew>(call, stream);
+  if constexpr (kMany > kFew) return launch_steps<Arithmetic, kUnit, kMany>(call, stream);
   return cudaErrorInvalidValue;
 }
 

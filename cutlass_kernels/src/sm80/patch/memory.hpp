@@ -132,14 +132,14 @@ __device__ void load_add(Params const& p, int first, Spot const (&spots)[K::kRun
 }
 
 /// `index`: the vector's first position.
-template <class K, bool kVectorsAlone>
+template <class K>
 __device__ void store_vector(Params const& p, int index, int64_t spot, int64_t unit_offset, int elements,
                              Vector<K> const& vector) {
   using F = typename K::F;
   using Element = typename K::Element;
   using UnitPacket = Packet<Element, F::kUnit>;
   Element* const base = static_cast<Element*>(p.y.base);
-  if (kVectorsAlone || p.y.access == Access::kVectors) {
+  if (K::kQuick || p.y.access == Access::kVectors) {
     if (index < p.positions && elements > 0) {
       *reinterpret_cast<uint4*>(base + spot + unit_offset) = reinterpret_cast<uint4 const&>(vector);
     }

@@ -48,6 +48,7 @@ struct Params {
   int tiles;         // of positions, one warp's each
   int parts;         // of a split's groups, by warps
   int part_groups;
+  int workers;  // warps of all blocks with a split
 
   int activation;
   float negative_slope;
