@@ -9,6 +9,8 @@
 // need, asynchronously, a group ahead into places of its own in shared memory, which cost no registers.
 #pragma once
 
+#include <type_traits>
+
 #include "convt3d/activation.hpp"
 #include "convt3d/numerics.hpp"
 #include "sm80/joint/instructions.hpp"
@@ -62,11 +64,11 @@ struct Kernel {
   static constexpr int kRuns = choose_runs();
   static constexpr int kColumns = kRuns * F::kColumnBlocks;  // instructions for a tile
   static constexpr int kTile = kRuns * F::kRunPositions;     // positions
-  // What a thread must hold decides how many there may be: nothing is to be spilled.
-  static constexpr int kThreads = !kQuick                          ? 256
-                                  : operand_registers(kRuns) <= 32 ? 512
-                                  : operand_registers(kRuns) <= 64 ? 384
-                                                                   : 256;
+  // What a thread must hold decides how many there may be: nothing is to be spilled. bfloat16 needs a few more
+  // registers.
+  static constexpr int kHeld = operand_registers(kRuns);
+  static constexpr int kMostHeld = std::is_same_v<Element, __nv_bfloat16> ? 16 : 32;
+  static constexpr int kThreads = !kQuick ? 256 : kHeld <= kMostHeld ? 512 : kHeld <= 64 ? 384 : 256;
 
   // Sums of as many products are added up with a rounding: a tensor core cuts its sums.
   static constexpr int kChunk = 64 / F::kStepChannels < kSteps ? 64 / F::kStepChannels : kSteps;
