@@ -8,7 +8,9 @@ would mean with ``nn.ConvTranspose3d`` in it:
 - A graph made in front of autocast (``torch.export``'s) holds the composite. Like the convolutions beside
   it, whose results it may get, it follows the autocast in which the graph runs.
 - A graph made behind autograd (``torch.compile``'s, AOTInductor's, ``run_decompositions``') holds the core,
-  and casts where it was made under autocast. It computes in the types that it says, wherever it runs.
+  and casts where it was made under autocast. It computes in the types that it says, wherever it runs: in its
+  weight's, where what comes before it has another one. For on CUDA autocast casts for ``aten::convolution``,
+  too, so that a convolution in the graph gives another type than the graph says.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from . import _ops
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 _Kernel = Callable[..., Tensor]
+_WEIGHT = 1  # its place among the arguments
 
 
 def autocast_dtype(tensor: Tensor, device_type: str) -> torch.dtype:
@@ -74,8 +77,13 @@ def _without(core: Any, key: str) -> _Kernel:
     keys = _key_set(key)
 
     def kernel(*args: Any) -> Tensor:
+        dtype = args[_WEIGHT].dtype
+
+        def as_weight(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return core(*args)  # type: ignore[no-any-return]
+            return core(*map(as_weight, args))  # type: ignore[no-any-return]
 
     return kernel
 
