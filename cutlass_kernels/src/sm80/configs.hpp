@@ -43,10 +43,10 @@ using Shape = cutlass::gemm::GemmShape<M, N, K>;
 using Multiply = cutlass::arch::OpMultiplyAdd;
 using Multiply3xTf32 = cutlass::arch::OpMultiplyAddFastF32;
 
-// Measured on an H200, reference workload; docs/performance-log.md has the alternatives. 128 threads, and as much tile
-// as leaves three blocks per multiprocessor without spills: the kernel is bound by instruction issue, so rows are set
-// up and filters fetched for large tiles, and by latency, so a second and third block must be there. 3xTF32 keeps two
-// parts of every fragment and affords only half the rows.
+// Measured on an H200, reference workload; docs/performance-log-sm80.md has the alternatives. 128 threads, and as much
+// tile as leaves three blocks per multiprocessor without spills: the kernel is bound by instruction issue, so rows are
+// set up and filters fetched for large tiles, and by latency, so a second and third block must be there. 3xTF32 keeps
+// two parts of every fragment and affords only half the rows.
 //
 // "Long": for sums of many products (select.cpp). Sums in shared memory leave the tile as it is, and cost a device
 // without room for three thread blocks one of them; there TF32 has a tile of half the size, with sums in registers.

@@ -73,7 +73,7 @@ LaunchFn select_kernel(Problem const& p) {
   // A 64-wide tile wastes half its products on up to 32 channels.
   bool const narrow = p.out_channels <= 32;
   // Half the reads of x and of the filter, where as many tiles of 64 would do no less work. Measured on an H200
-  // (docs/performance-log.md).
+  // (docs/performance-log-sm80.md).
   bool const wide = (p.out_channels - 1) / 64 % 2 == 1;
   if (uses_ieee(p)) {
     if (longest_sum(p) > kLongSumOfSums) return narrow ? ieee_n32_long(channels_last) : ieee_n64_long(channels_last);

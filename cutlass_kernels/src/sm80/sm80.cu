@@ -146,8 +146,8 @@ constexpr Family kFamily{CONVT3D_KERNEL_SM80, supported, workspace_bytes, run};
 }  // namespace
 
 // Where two outputs along W are one access, so that their number is even. Measured on an H200
-// (docs/performance-log.md): with sums in shared memory too, such thread blocks are two to a multiprocessor and lose as
-// much as they gain.
+// (docs/performance-log-sm80.md): with sums in shared memory too, such thread blocks are two to a multiprocessor and
+// lose as much as they gain.
 bool pairs_classes(Problem const& p, bool stash) {
   int const bytes = element_bytes(p);
   Size5 const y_sizes = y_shape(p), add_stride = effective_add_stride(p);

@@ -171,9 +171,9 @@ inline std::atomic<bool> wherever_possible{false};
 constexpr int64_t kLeastChannels = 256;  // input channels
 constexpr int64_t kMostTiles = 264;      // two on each multiprocessor of an H200: all at once
 
-/// Whether the kernel computes a problem that the family supports. Measured on an H200 (docs/performance-log.md): with
-/// more tiles, or fewer input channels in which to make up for its longer start and end, the other kernels are as fast
-/// or faster.
+/// Whether the kernel computes a problem that the family supports. Measured on an H200 (docs/performance-log-sm80.md):
+/// with more tiles, or fewer input channels in which to make up for its longer start and end, the other kernels are as
+/// fast or faster.
 inline bool chosen(Problem const& p) {
   if (!takes(p)) return false;
   bool const faster = p.in_channels >= kLeastChannels && position_tiles(p) * channel_tiles(p) <= kMostTiles;
