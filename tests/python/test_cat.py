@@ -398,15 +398,16 @@ def test_explain(dtype: torch.dtype) -> None:
     if _kernel_query.library() is None:
         pytest.skip(_kernel_query.why_no_library())
     x = torch.empty(2, 64, 32, 32, 32, dtype=dtype, device="meta")
-    w = torch.empty(64, 32, 2, 2, 2, dtype=dtype, device="meta")
+    w = torch.empty(64, 32, 3, 3, 3, dtype=dtype, device="meta")
     skip = torch.empty(2, 32, 64, 64, 64, dtype=dtype, device="meta")
+    how: Any = {"stride": 2, "padding": 1, "output_padding": 1, "precision": "tf32"}
     for first in (False, True):
-        e = explain(x, w, stride=2, skip=skip, skip_first=first, precision="tf32")
+        e = explain(x, w, skip=skip, skip_first=first, **how)
         assert e.path == "sm90" and e.output_shape == (2, 64, 64, 64, 64)
         assert e.bytes == dtype.itemsize * (x.numel() + w.numel() + 3 * skip.numel())
     # In channels last a slice that starts at an odd channel is not aligned, which this kernel does not need.
     last = torch.channels_last_3d
     x, odd = x.to(memory_format=last), skip[:, :31].to(memory_format=last)
-    assert explain(x, w, stride=2, skip=odd, skip_first=True, precision="tf32").path == "sm90"
+    assert explain(x, w, skip=odd, skip_first=True, **how).path == "sm90"
     with pytest.raises(RuntimeError, match="skip must have the output's shape"):
-        explain(x, w, stride=2, skip=skip[..., 1:])
+        explain(x, w, skip=skip[..., 1:], **how)
