@@ -84,7 +84,14 @@ def install_sources(package: Path) -> None:
     shutil.copytree(kernels / "include", destination)
     for folder in ("prepare", "sm80"):
         shutil.copytree(kernels / "src" / folder, destination / folder)
-    for file in ("dependent_launch.hpp", "family.hpp", "groups.hpp", "message.hpp"):
+    for file in (
+        "dependent_launch.hpp",
+        "device.cpp",
+        "dispatch.hpp",
+        "family.hpp",
+        "groups.hpp",
+        "message.hpp",
+    ):
         shutil.copy(kernels / "src" / file, destination)
 
 

@@ -22,6 +22,7 @@ import convt3d
 CUDA_SOURCE = r"""
 #include <cuda_runtime.h>
 
+#include "device.cpp"
 #include "prepare/prepare.cu"
 #include "sm80/instances/tf32_n64_long.cu"
 #include "sm80/sm80.cu"
@@ -37,26 +38,11 @@ convt3d::Status convt3d::sm80::grouped::run(Problem const&, convt3d_tensors cons
   return message.fail(CONVT3D_NOT_SUPPORTED, "groups are not compiled here");
 }
 
-namespace {
-
-convt3d_device current_device() {
-  int device = 0;
-  convt3d_device found{};
-  cudaGetDevice(&device);
-  int major = 0, minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  found.compute_capability = 10 * major + minor;
-  return found;
-}
-
-}  // namespace
-
 // Bytes of workspace, or -1 with the reason in `text`.
 int64_t convt3d_inline_workspace(convt3d_problem const& problem, char* text, size_t capacity) {
   convt3d::Message message(text, capacity);
-  convt3d_device const device = current_device();
+  convt3d_device device{};
+  if (convt3d::current_device(&device, message) != CONVT3D_OK) return -1;
   convt3d::Family const& family = *convt3d::sm80_family();
   if (family.supported(problem, device, message) != CONVT3D_OK) return -1;
   return static_cast<int64_t>(family.workspace_bytes(problem, device));

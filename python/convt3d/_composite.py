@@ -25,7 +25,6 @@ from . import _ops
 
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
-_Kernel = Callable[..., Tensor]
 _WEIGHT = 1  # its place among the arguments
 
 
@@ -52,44 +51,33 @@ def define(library: Any, name: str, core: Any) -> Any:
     library.impl(name, plain, "CompositeImplicitAutograd")
     library.impl(name, plain, "FuncTorchBatched")
     for device_type, key in _KEYS.items():
-        library.impl(name, _casting(core, device_type, key), key)
+        library.impl(name, _autocast(core, key, _to_autocast(device_type)), key)
         # What the core's kernels call must not be cast for, either.
-        library.impl(core_name.partition("::")[2], _without(core, key), key)
+        library.impl(core_name.partition("::")[2], _autocast(core, key, _to_weight), key)
     return getattr(torch.ops.convt3d, name).default
 
 
-def _casting(core: Any, device_type: str, key: str) -> _Kernel:
-    keys = _key_set(key)
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.device.type == device_type:
-            return value.to(autocast_dtype(value, device_type))
-        return value
+def _autocast(core: Any, key: str, cast: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A kernel for autocast's ``key``: the core, without autocast, of tensors as ``cast(tensor, weight)``."""
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def kernel(*args: Any) -> Tensor:
+        weight = args[_WEIGHT]
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return core(*map(cast, args))  # type: ignore[no-any-return]
+            return core(*(cast(a, weight) if isinstance(a, Tensor) else a for a in args))  # type: ignore[no-any-return]
 
     return kernel
 
 
-def _without(core: Any, key: str) -> _Kernel:
-    keys = _key_set(key)
+def _to_autocast(device_type: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def cast(tensor: Tensor, weight: Tensor) -> Tensor:
+        return tensor.to(autocast_dtype(tensor, device_type)) if tensor.device.type == device_type else tensor
 
-    def kernel(*args: Any) -> Tensor:
-        dtype = args[_WEIGHT].dtype
-
-        def as_weight(value: Any) -> Any:
-            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return core(*map(as_weight, args))  # type: ignore[no-any-return]
-
-    return kernel
+    return cast
 
 
-def _key_set(key: str) -> torch._C.DispatchKeySet:
-    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+def _to_weight(tensor: Tensor, weight: Tensor) -> Tensor:
+    return tensor.to(weight.dtype) if tensor.is_floating_point() else tensor
 
 
 forward_op = define(_ops._library, "conv_transpose3d", _ops.core_op)

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -381,6 +382,30 @@ class GpuCases : public testing::TestWithParam<Mode> {
   convt3d_device device{};
   int ran = 0;
   double worst = 0;
+};
+
+/// Cases of one of the family's kernels, which computes all that it takes while `kWhereverPossible` is set.
+template <std::atomic<bool>& kWhereverPossible>
+class KernelCases : public GpuCases {
+ protected:
+  void SetUp() override {
+    GpuCases::SetUp();
+    kWhereverPossible = true;
+  }
+
+  void TearDown() override {
+    kWhereverPossible = false;
+    GpuCases::TearDown();
+  }
+
+  virtual bool takes(Problem const& p) const = 0;
+
+  void run(Problem const& problem, uint64_t seed, float (*draw)(Random&) = uniform_draw,
+           float (*draw_weight)(Random&) = nullptr) {
+    Problem const p = typed(problem);
+    ASSERT_TRUE(takes(p)) << describe(p);
+    run_typed(p, CONVT3D_KERNEL_SM80, seed, draw, draw_weight);
+  }
 };
 
 /// Calls run(problem, seed) for every activation, before and after add, in both layouts, of make(layout).

@@ -31,24 +31,9 @@ Problem problem(Geometry const& g, int output_padding, Layout layout) {
   return p;
 }
 
-class Joint : public test::GpuCases {
+class Joint : public test::KernelCases<sm80::joint::wherever_possible> {
  protected:
-  void SetUp() override {
-    GpuCases::SetUp();
-    sm80::joint::wherever_possible = true;
-  }
-
-  void TearDown() override {
-    sm80::joint::wherever_possible = false;
-    GpuCases::TearDown();
-  }
-
-  void run(Problem const& problem, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
-           float (*draw_weight)(test::Random&) = nullptr) {
-    Problem const p = typed(problem);
-    ASSERT_TRUE(sm80::joint::takes(p)) << test::describe(p);
-    run_typed(p, CONVT3D_KERNEL_SM80, seed, draw, draw_weight);
-  }
+  bool takes(Problem const& p) const override { return sm80::joint::takes(p); }
 };
 
 // Tiles of whole samples, of parts of a sample with the next plane in reach, and of planes too far apart for that; all

@@ -32,24 +32,9 @@ Problem problem(Geometry const& g, Layout layout) {
   return p;
 }
 
-class Patch : public test::GpuCases {
+class Patch : public test::KernelCases<sm80::patch::wherever_possible> {
  protected:
-  void SetUp() override {
-    GpuCases::SetUp();
-    sm80::patch::wherever_possible = true;
-  }
-
-  void TearDown() override {
-    sm80::patch::wherever_possible = false;
-    GpuCases::TearDown();
-  }
-
-  void run(Problem const& problem, uint64_t seed, float (*draw)(test::Random&) = test::uniform_draw,
-           float (*draw_weight)(test::Random&) = nullptr) {
-    Problem const p = typed(problem);
-    ASSERT_TRUE(sm80::patch::takes(p, device.compute_capability)) << test::describe(p);
-    run_typed(p, CONVT3D_KERNEL_SM80, seed, draw, draw_weight);
-  }
+  bool takes(Problem const& p) const override { return sm80::patch::takes(p, device.compute_capability); }
 
   int64_t most_channels() const { return sm80::patch::most_channels(typed(Problem{})); }
 };

@@ -2,7 +2,7 @@
 //
 // The sm80 family behind the library's Family interface: what it supports, its workspace, and a run: pre-pass, then
 // the kernel that select.hpp chose. Patch expansion and groups of few channels have kernels that read x where it lies.
-#include "family.hpp"
+#include "dispatch.hpp"
 #include "sm80/conditional.hpp"
 #include "sm80/grouped/grouped.hpp"
 #include "sm80/joint/geometry.hpp"
@@ -116,28 +116,16 @@ Status enqueue(Problem const& p, convt3d_tensors const& tensors, int32_t const* 
   return error == cudaSuccess ? CONVT3D_OK : fail(error, message);
 }
 
-cudaError_t this_device(convt3d_device& to) {
-  int device = 0, major = 0, minor = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&to.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
-  to.compute_capability = 10 * major + minor;
-  return error;
-}
-
 Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors, void* stream_handle,
            Message& message) {
   if (p.groups != 1) return grouped::run(p, tensors, stream_handle, message);
   auto const stream = static_cast<cudaStream_t>(stream_handle);
   convt3d_device device{};
-  cudaError_t error = this_device(device);
-  if (error != cudaSuccess) return fail(error, message);
+  Status const status = current_device(&device, message);
+  if (status != CONVT3D_OK) return status;
   patch::PatchLaunchFn const patch_kernel = select_patch_kernel(p, device);
   if (patch_kernel == nullptr) return enqueue(p, tensors, nullptr, 0, stream, message);
-  error = patch_kernel({&p, &tensors, device, starts_early()}, stream);
+  cudaError_t const error = patch_kernel({&p, &tensors, device, starts_early()}, stream);
   return error == cudaSuccess ? CONVT3D_OK : fail(error, message);
 }
 

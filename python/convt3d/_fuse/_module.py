@@ -28,7 +28,7 @@ from ._steps import BATCH_NORM
 
 # Looked up once.
 _is_compiling = torch.compiler.is_compiling
-_tracing_state = torch._C._get_tracing_state
+_is_tracing = torch._C._is_tracing
 
 WORTH_WAITING = 16 << 20
 """Bytes of a result from which on it waits for what follows.
@@ -68,7 +68,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         """Whether that gains, only planned operations see the result, and no hook, mode or transform does."""
         return not (
             type(input) not in PLAIN_TYPES
-            or _tracing_state() is not None  # or it would record the arithmetic
+            or _is_tracing()  # or it would record the arithmetic
             or not self._gains(input)  # early: where all is small, this is the whole answer
             or input.device.type not in ("cpu", "cuda")
             # In training batch norm needs the tensor.
