@@ -251,8 +251,8 @@ std::optional<Tensor> run(Call const& call) {
   if (call.skip != nullptr && !describe_copy(call, problem, result, copy)) return std::nullopt;
 
   int32_t const index = call.input.get_device_index();
-  // Most calls are for the current device: asking takes less than a guard. Not torch, which may have put off the change
-  // to the device that it calls current.
+  // Most calls are for the current device: asking takes less than a guard. The driver is asked, since torch may have put
+  // off the change to the device that it calls current.
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (convt3d_current_ordinal() != index) guard.emplace(index);
   convt3d_device device{};
@@ -262,6 +262,10 @@ std::optional<Tensor> run(Call const& call) {
   if (declined(status)) return std::nullopt;
   if (status != CONVT3D_OK) raise(status, message);
 
+  // The workspace, however, comes from the device that torch calls current.
+  if (plan.workspace_bytes > 0 && !guard && torch::stable::accelerator::getCurrentDeviceIndex() != index) {
+    guard.emplace(index);
+  }
   std::optional<Tensor> out = call.out != nullptr
                                   ? std::optional<Tensor>(*call.out)
                                   : empty_cuda(kDims, result.shape, result.stride, dtype_of(call.input), index);

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -40,6 +43,30 @@ def test_report_22_device_guard(family: Family, channels_last: bool) -> None:
         assert_accurate(case, tensors, out)
     with pytest.raises(RuntimeError, match="on one device"):
         case.call(replace(tensors, weight=tensors.weight.to("cuda:0")))
+
+
+@needs_two_gpus
+@pytest.mark.parametrize("kernel", ["auto", "sm80", "sm90"])
+def test_report_22_first_device_untouched(kernel: str) -> None:
+    """torch calls device 0 current, but puts the change to it off while nothing has been done there."""
+    program = """
+import torch, convt3d
+torch.manual_seed(0)
+torch.backends.cudnn.conv.fp32_precision = "tf32"
+x, w = torch.randn(2, 32, 8, 8, 8), torch.randn(32, 64, 3, 3, 3)
+case = dict(stride=2, padding=1, output_padding=1)
+outs = [convt3d.conv_transpose3d(x.to("cuda:1"), w.to("cuda:1"), **case) for _ in range(3)]
+assert torch.cuda.current_device() == 0 and torch.cuda.memory_allocated(0) == 0
+y64 = torch.nn.functional.conv_transpose3d(x.double(), w.double(), **case)
+for out in outs:
+    assert out.device == torch.device("cuda:1")
+    assert (out.cpu() - y64).abs().max() < 0.1, (out.cpu() - y64).abs().max()
+"""
+    environment = {**os.environ, "CONVT3D_KERNEL": kernel}
+    process = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert process.returncode == 0, process.stderr
 
 
 @needs_two_gpus
