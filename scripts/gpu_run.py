@@ -87,6 +87,8 @@ def shards() -> dict[str, list[str]]:
         "reference": ["test_gpu_reference", "test_gpu_nonfinite", "test_gpu_reports", "test_inductor"],
         "gradients": ["test_gradient_accuracy", "test_gpu_activation_backward", "test_gpu_training"],
         "runtime": ["test_gpu_runtime", "test_gpu_memory"],
+        "graphs": ["test_graphs_under_autocast"],
+        "harness": ["test_kernelbench", "test_cat_gpu"],
         "devices": ["test_gpu_two_devices"],
     }
     named = {name for names in parts.values() for name in names} | WITHOUT_GPU | {"test_differential"}
