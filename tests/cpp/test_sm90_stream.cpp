@@ -64,6 +64,22 @@ TEST(Sm90Stream, EveryTapIsOnePieceForEachOutputThatItReaches) {
   }
 }
 
+TEST(Sm90Stream, ClassesWithMoreProductsComeFirst) {
+  for (int padding : {0, 1, 2}) {
+    for (int k = 3; k <= kMaxKernel; ++k) {
+      Problem const p = make(32, 64, {9, 9, 9}, {k, k, 3}, {padding, padding, 1}, {0, 0, 0}, CONVT3D_F32, false,
+                             {2, 2, k == 5 ? 3 : 2});
+      ClassOrder const order = class_order(p);
+      std::vector<int> sorted(order.cls, order.cls + class_total(p));
+      for (size_t rank = 1; rank < sorted.size(); ++rank) {
+        EXPECT_GE(class_pieces(p, sorted[rank - 1]), class_pieces(p, sorted[rank]));
+      }
+      std::sort(sorted.begin(), sorted.end());
+      for (int cls = 0; cls < class_total(p); ++cls) EXPECT_EQ(sorted[cls], cls);
+    }
+  }
+}
+
 TEST(Sm90Stream, InTf32ModeTheFirstWParityOfASlabComesFirst) {
   for (int k = 2; k <= kMaxKernel; ++k) {
     for (convt3d_precision precision : {CONVT3D_TF32, CONVT3D_IEEE}) {

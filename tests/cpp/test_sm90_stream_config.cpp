@@ -68,6 +68,19 @@ TEST(Sm90Stream, EverythingFitsIntoSharedMemory) {
   }
 }
 
+TEST(Sm90Stream, TheLastItemsComeClassByClass) {
+  Problem p = make(64, 64, {9, 9, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1});
+  EXPECT_EQ(places_by_class(p, 2048, 132), 132);
+  EXPECT_EQ(places_by_class(p, 100, 132), 100);  // all of them
+  p = make(64, 64, {9, 9, 16}, {4, 4, 4}, {1, 1, 1}, {0, 0, 0});
+  EXPECT_EQ(places_by_class(p, 2048, 132), 0);                    // all classes are as long
+  p = make(64, 64, {9, 9, 16}, {3, 3, 3}, {1, 1, 1}, {1, 1, 0});  // rows of 31
+  p.precision = CONVT3D_IEEE;
+  EXPECT_EQ(places_by_class(p, 2048, 132), 66);
+  p.precision = CONVT3D_TF32;
+  EXPECT_EQ(places_by_class(p, 2048, 132), 0);
+}
+
 TEST(Sm90Stream, TilesAreNarrowWhereThatLeavesFewerPositionsEmpty) {
   for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_BF16}) {
     for (bool last : {false, true}) {

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +98,7 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], None]] = {
     "few-tiny-values": share(0.001, 1e-12),
     "many-tiny-values": share(0.3, 1e-9),
     "few-large-values": share(0.0001, 200.0),
+    "rare-large-values": share(0.000005, 1e4),
     **{f"samples-times-{factor}": samples(factor) for factor in (1e-2, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)},
     "tiny-region": region(1e-9, 1.0),
     "zeros-and-a-tiny-value": region(0.0, 1e-20),
@@ -109,23 +112,22 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], None]] = {
 }
 
 
-@own_families
-@pytest.mark.parametrize("channels_last", [False, True], ids=["nchw", "nhwc"])
-@pytest.mark.parametrize("batch", [4, 12], ids=["looked-through", "sampled"])
-@pytest.mark.parametrize("change", CHANGES)
-def test_accuracy(change: str, batch: int, channels_last: bool, family: Family) -> None:
-    """Larger batches are those of which the sm90 family looks at a sample alone."""
-    case = Case(
-        batch=batch,
-        cin=32,
-        cout=48,
-        size=(12, 16, 16),
-        bias=False,
-        add="none",
-        precision="ieee",
-        input_channels_last=channels_last,
-    )
-    tensors = case.make("cuda", seed=batch)
+FORM: dict[str, Any] = {
+    "cout": 48,
+    "size": (12, 16, 16),
+    "bias": False,
+    "add": "none",
+    "precision": "ieee",
+}
+STREAMED = [
+    *("one-tiny-value", "one-huge-value", "few-tiny-values", "few-large-values", "rare-large-values"),
+    *("samples-times-1e-06", "tiny-region", "zeros-and-a-tiny-value", "all-huge", "decades"),
+]
+
+
+def check(case: Case, change: str, channels_last: bool, family: Family) -> None:
+    case = replace(case, input_channels_last=channels_last)
+    tensors = case.make("cuda", seed=case.batch)
     CHANGES[change](tensors.input, tensors.weight)
     family.require(case, tensors)
     poison = torch.full(case.output_shape(), float("nan"), device="cuda")
@@ -133,3 +135,20 @@ def test_accuracy(change: str, batch: int, channels_last: bool, family: Family) 
     result = family.call(case, tensors)
     assert_accurate(case, tensors, result)
     assert torch.equal(result, family.call(case, tensors)), "two runs differ"
+
+
+@own_families
+@pytest.mark.parametrize("channels_last", [False, True], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("batch", [4, 12], ids=["looked-through", "sampled"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_accuracy(change: str, batch: int, channels_last: bool, family: Family) -> None:
+    """Larger batches are those of which the sm90 family looks at a sample alone."""
+    check(Case(batch=batch, cin=32, **FORM), change, channels_last, family)
+
+
+@own_families
+@pytest.mark.parametrize("channels_last", [False, True], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("change", STREAMED)
+def test_accuracy_of_larger_weights(change: str, channels_last: bool, family: Family) -> None:
+    """The sm90 family looks at a sample of x here, too, and has another kernel."""
+    check(Case(batch=12, cin=72, **FORM), change, channels_last, family)

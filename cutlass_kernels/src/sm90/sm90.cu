@@ -59,7 +59,9 @@ cudaError_t run_stream(Problem const& p, convt3d_tensors const& t, int multiproc
   kernel::StreamParams kernel_params{};
   kernel::PieceParams piece_params{};
   prepare::Params x_params{};
-  if (!kernel::fill_params(kernel_params, piece_params, x_params, p, config, t)) return cudaErrorInvalidValue;
+  if (!kernel::fill_params(kernel_params, piece_params, x_params, p, config, t, multiprocessors)) {
+    return cudaErrorInvalidValue;
+  }
   int const items = kernel_params.scheduler.runs;
   cudaError_t error = cudaSuccess;
   if (x_params.x_out != nullptr) error = prepare::launch(x_params, element_bytes(p), uses_tf32(p), stream);

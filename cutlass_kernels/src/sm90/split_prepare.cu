@@ -4,7 +4,7 @@
 #include "cuda_fp16.h"
 #include "dependent_launch.hpp"
 #include "sm90/launch.hpp"
-#include "sm90/split_prepare.hpp"
+#include "sm90/sample.hpp"
 
 namespace convt3d::sm90 {
 namespace {
@@ -114,21 +114,6 @@ __device__ void write_block(WeightParams const& p, SplitParams const& s, int cls
   }
 }
 
-/// Elements from x to an access, where the tensor has gaps.
-__device__ __noinline__ int64_t scan_offset(ScanParams const& p, uint64_t access) {
-  uint64_t rest, within;
-  p.size[0](rest, within, access);
-  int64_t offset = static_cast<int64_t>(within) * (p.vectorized ? 4 : 1);
-#pragma unroll 1
-  for (int i = 0; i < p.dims - 1; ++i) {
-    uint64_t next, index;
-    p.size[i + 1](next, index, rest);
-    offset += static_cast<int64_t>(index) * p.stride[i];
-    rest = next;
-  }
-  return offset + static_cast<int64_t>(rest) * p.stride[p.dims - 1];
-}
-
 /// Looks at the CTA's share of the sample: a warp reads a region at a time.
 template <bool kVectorized>
 __device__ void scan(ScanParams const& p, ScanResult& result, int cta, int ctas) {
@@ -138,36 +123,14 @@ __device__ void scan(ScanParams const& p, ScanResult& result, int cta, int ctas)
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int64_t const warps = static_cast<int64_t>(ctas) * (kThreads / 32);
   uint32_t largest = 0;
-  for (int64_t first = cta * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32; first < p.groups;
-       first += warps * kScanBatch) {
-    uint4 v[kScanBatch];
-#pragma unroll
-    for (int b = 0; b < kScanBatch; ++b) {
-      int64_t const at = sampled_region(first + b * warps, p.step) * 32 + lane;
-      v[b] = make_uint4(0, 0, 0, 0);
-      if (at >= p.accesses) continue;
-      float const* const from =
-          p.x + (p.dims == 0 ? at * (kVectorized ? 4 : 1) : scan_offset(p, static_cast<uint64_t>(at)));
-      if constexpr (kVectorized) {
-        v[b] = __ldg(reinterpret_cast<uint4 const*>(from));
-      } else {
-        v[b].x = __float_as_uint(__ldg(from));
-      }
-    }
-#pragma unroll
-    for (int b = 0; b < kScanBatch; ++b) {
-      constexpr uint32_t kMagnitude = 0x7fffffffu;
-      uint32_t region =
-          max(max(v[b].x & kMagnitude, v[b].y & kMagnitude), max(v[b].z & kMagnitude, v[b].w & kMagnitude));
-      region = __reduce_max_sync(0xffffffffu, region);
-      if (region != 0 && lane == 0) atomicAdd(&bins[exponent_bin(region)], 1);
-      if (region >= kInfinityBits) {
-        region = max(max(finite_magnitude(v[b].x), finite_magnitude(v[b].y)),
-                     max(finite_magnitude(v[b].z), finite_magnitude(v[b].w)));
-      }
-      largest = max(largest, region);
-    }
-  }
+  see_regions<kVectorized>(p, cta * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32, warps, [&](uint4 const& v) {
+    constexpr uint32_t kMagnitude = 0x7fffffffu;
+    uint32_t region = max(max(v.x & kMagnitude, v.y & kMagnitude), max(v.z & kMagnitude, v.w & kMagnitude));
+    region = __reduce_max_sync(0xffffffffu, region);
+    if (region != 0 && lane == 0) atomicAdd(&bins[exponent_bin(region)], 1);
+    if (region >= kInfinityBits) region = largest_finite(v);
+    largest = max(largest, region);
+  });
   largest = largest_of_cta(largest);
   if (threadIdx.x == 0) result.largest = largest;
   if (threadIdx.x < kExponentBins / 2) {
@@ -237,9 +200,7 @@ void fill_split_params(KernelParams& k, ScanParams& s, Problem const& p, Config 
   Workspace const layout = workspace_layout(p, c);
   auto* const workspace = static_cast<unsigned char*>(t.workspace);
   s = scan_params(p, t.x);
-  int64_t const regions = (s.accesses + 31) / 32;
-  s.step = sample_step(regions, int64_t{kScanCtas} * (kThreads / 32) * kScanBatch);
-  s.groups = (regions + s.step - 1) / s.step;
+  choose_sample(s, kScanCtas * (kThreads / 32));
   SplitParams& split = k.split;
   split.scan = reinterpret_cast<ScanResult*>(workspace + layout.scans);
   split.weight_results = class_count(p) * class_blocks(p);

@@ -43,7 +43,8 @@ constexpr Config choose_config(Problem const& p) {
   bool const wide = element_bytes(p) == 4;
   Config c{planes + 1, 6, 0};  // a slab ahead; six pieces cover the latency of the L2 cache
   if (split) {
-    c.stages = planes > 2 ? planes + 1 : planes + 2;
+    // A slab of k2 has few products, so x must be on its way early: 256 -> 128, 32^3, (4, 6) / (5, 4) 0.328 / 0.320 ms.
+    c = planes > kGroups ? Config{planes + 1, 6, 0} : Config{5, 4, 0};
   } else if (planes == kGroups) {
     // A slab has few products here, so x must be on its way early.
     c = wide ? Config{5, 4, 0} : Config{6, 6, 0};
@@ -58,6 +59,11 @@ constexpr Config choose_config(Problem const& p) {
   fill_ring();
   // The ring takes what is left, and eight units of it are worth more than a stage.
   while (c.ring < 8 && c.stages > planes + 1) {
+    --c.stages;
+    fill_ring();
+  }
+  // Otherwise units are worth more than a slab ahead: k3 64 -> 64, 64^3, 0.982 / 0.956 ms.
+  if (split && planes > kGroups && column_step(p) == 1 && c.ring < kLargestRing) {
     --c.stages;
     fill_ring();
   }
@@ -107,6 +113,21 @@ constexpr bool reads_x_in_place(Problem const& p) {
 /// thousand outputs.
 constexpr unsigned long long too_many_bad(int64_t values) {
   return 8 + static_cast<unsigned long long>(values) / 131072;
+}
+
+/// Of `places`, each of which has an item of every class, how many are left for the end, where items come class by
+/// class, the longest first: CTAs take items one ahead, and the last of them keep the kernel waiting. (Only these, as
+/// the classes of a place share x and lines of y, and long items beside short ones keep both products and memory busy.)
+/// ms, NDHWC, none / 4 / 8 / 16 for each multiprocessor: k3 256 -> 128 from 24^3, ieee 0.358 / 0.326 / 0.320 / 0.319,
+/// fp16 0.127 / 0.115 / 0.114 / 0.114; 128 -> 64 from 48^3, tf32 0.471 / 0.457 / 0.463 / 0.469. Where y does not go by
+/// boxes, none / 2 / 4 / 8: ieee 0.293 / 0.281 / 0.283 / 0.295, fp16 0.130 / - / 0.135 / 0.169.
+constexpr int places_by_class(Problem const& p, int places, int multiprocessors) {
+  ClassOrder const order = class_order(p);
+  int const classes = class_total(p);
+  if (class_pieces(p, order.cls[0]) == class_pieces(p, order.cls[classes - 1])) return 0;
+  int const each = choose_paths(p).y == Path::kBoxes ? 4 : uses_split(p) ? 2 : 0;
+  int const last = ceil_div(int64_t{each} * multiprocessors, classes);
+  return last < places ? last : places;
 }
 
 struct Workspace {

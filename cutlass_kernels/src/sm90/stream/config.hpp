@@ -17,6 +17,7 @@ constexpr int kPieceCtas = 1024;  // of the pre-kernel, at most
 
 // fp32 in ieee mode: what the scan of both operands leaves (scan.cu).
 constexpr int kScanResults = 264;       // of x: two CTAs of each multiprocessor
+constexpr int kSampleThreads = 512;     // of each
 constexpr int kWeightScanResults = 32;  // of the weights of each channel tile: a warp reads them at once
 constexpr int kMaxSplitTiles = 64;      // channel tiles of 4096 channels
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "sm90/sample.hpp"
 #include "sm90/stream/choose.hpp"
 #include "sm90/stream/params.hpp"
+#include "sm90/stream/parts.hpp"
 #include "sm90/sums.hpp"
 #include "sm90/tensor_map.hpp"
 
@@ -122,10 +124,21 @@ bool fill_maps(StreamParams& k, Problem const& p, convt3d_tensors const& t) {
          encode_units(e.add_map, p, t.add, effective_add_stride(p).v);
 }
 
+/// The order in which items are handed out.
+void fill_order(StreamParams& k, Problem const& p, int64_t items, int multiprocessors) {
+  ClassOrder const order = class_order(p);
+  for (int rank = 0; rank < k.classes; ++rank) k.class_order[rank] = order.cls[rank];
+  auto const places = static_cast<int>(items) / k.classes;
+  int const last = places_by_class(p, places, multiprocessors);
+  k.places_before_last = places - last;
+  k.first_of_last = k.places_before_last * k.classes;
+  k.divide_last = cutlass::FastDivmod(last > 0 ? last : 1);
+}
+
 }  // namespace
 
 bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem const& p, Config const& c,
-                 convt3d_tensors const& t) {
+                 convt3d_tensors const& t, int multiprocessors) {
   Form const f = form(p);
   Tiling const tiles = tiling(p);
   Workspace const layout = workspace_layout(p);
@@ -164,6 +177,7 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   k.pieces = w.pieces = workspace + layout.pieces;
   k.tile_pieces = w.tile_pieces = tile_pieces(p);
   k.slots = c.slots;
+  fill_order(k, p, tiles.items, multiprocessors);
   k.divide_classes = cutlass::FastDivmod(k.classes);
   k.divide_channels = cutlass::FastDivmod(channel_tiles(p));
   k.divide_tiles_d = cutlass::FastDivmod(tiles.tiles[0]);
@@ -191,6 +205,9 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
     k.split.state = reinterpret_cast<SplitState*>(workspace + layout.state);
     k.split.too_many = too_many_bad(element_count(x_shape(p)));
     w.split = k.split;
+    w.sample = scan_params(p, t.x);
+    choose_sample(w.sample, kScanResults * (kSampleThreads / 32));
+    w.head_room = w.sample.step > 1 ? kPartsHeadRoom : 0;
     w.batch = static_cast<int32_t>(p.batch);
     for (int axis = 0; axis < 3; ++axis) {
       w.in_size[axis] = static_cast<int32_t>(p.in_size[axis]);

@@ -160,6 +160,22 @@ constexpr int class_pieces(Problem const& p, int cls) {
   return slab_count(p) * g.depth.count * g.pieces();
 }
 
+/// Classes by the number of their products, the longest first.
+struct ClassOrder {
+  int cls[kMaxClasses];
+};
+
+constexpr ClassOrder class_order(Problem const& p) {
+  ClassOrder order{};
+  int count = 0;
+  for (int cls = class_total(p) - 1; cls >= 0; --cls) {
+    int at = count++;
+    for (; at > 0 && class_pieces(p, order.cls[at - 1]) < class_pieces(p, cls); --at) order.cls[at] = order.cls[at - 1];
+    order.cls[at] = cls;
+  }
+  return order;
+}
+
 /// Pieces of a channel tile: its classes, one after the other.
 constexpr int tile_pieces(Problem const& p) {
   int sum = 0;

@@ -51,6 +51,9 @@ struct StreamParams {
   int32_t tile_columns;  // of x, from one tile along W to the next
   int32_t tile_width;    // positions along W: kTileW or kNarrowTileW
   DeviceClass cls[kMaxClasses];
+  int32_t class_order[kMaxClasses];           // by the number of products, the longest first
+  int32_t first_of_last, places_before_last;  // items from here on, and places before them, are ordered by class
+  cutlass::FastDivmod divide_last;            // by the places of these
   cutlass::FastDivmod divide_classes, divide_channels, divide_tiles_d, divide_tiles_h, divide_tiles_w;
   cutlass::FastDivmod divide_pairs, divide_stride_h;  // of a class: pair along W, H residue, D residue
 };
@@ -88,6 +91,8 @@ struct PieceParams {
   int64_t x_blocks;
   // For SplitFloat alone, which gathers x of any strides here too.
   StreamSplit split;
+  ScanParams sample;  // of x
+  int32_t head_room;  // that the scale leaves for what the sample has missed
   int32_t batch, in_size[3], kernel[3];
   int64_t x_stride[5];
 };
@@ -95,7 +100,7 @@ struct PieceParams {
 /// Fills the parameters of both kernels, and of the general pre-pass of x for what the pre-kernel does not take
 /// (otherwise `x.x_out` is null).
 bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem const& p, Config const& c,
-                 convt3d_tensors const& t);
+                 convt3d_tensors const& t, int multiprocessors);
 cudaError_t prepare_pieces(PieceParams const& params, convt3d_dtype dtype, cudaStream_t stream);
 /// fp32 in ieee mode: finds the scales, then prepares both operands in two parts.
 cudaError_t scan_operands(PieceParams const& params, cudaStream_t stream);

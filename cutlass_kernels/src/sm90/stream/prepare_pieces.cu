@@ -45,23 +45,30 @@ __device__ int find_exponents(PieceParams const& p, bool of_weights, Exponents& 
   __syncthreads();
   largest = 0;
   for (uint32_t of_warp : e.warp_largest) largest = max(largest, of_warp);
-  int const exponent = split_exponent(largest);
+  int const exponent = split_exponent(largest) - p.head_room;
   if (blockIdx.x == 0 && threadIdx.x == 0) p.split.state->x_exponent = exponent;
   return exponent;
 }
 
-__device__ OperandScale<SplitFloat> operand_scale(int exponent) {
-  return {__uint_as_float(power_of_two_bits(exponent)), 2 * smallest_split(exponent)};
+template <class T>
+struct Scale {};
+template <>
+struct Scale<SplitFloat> : OperandScale<SplitFloat> {
+  uint32_t overflow;  // magnitudes from these bits on become nan
+};
+
+__device__ Scale<SplitFloat> operand_scale(int exponent) {
+  return {{__uint_as_float(power_of_two_bits(exponent)), 2 * smallest_split(exponent)}, overflow_bits(exponent)};
 }
 
 /// Four channels in two parts. Returns how many of them the parts do not hold; these become nan.
-__device__ int store_parts(OperandScale<SplitFloat> const& scale, uint4 const& v, void* hi, void* lo) {
+__device__ int store_parts(Scale<SplitFloat> const& scale, uint4 const& v, void* hi, void* lo) {
   uint2 const ab = Operands<SplitFloat>::pair<true>(scale, v.x, v.y);
   uint2 const cd = Operands<SplitFloat>::pair<true>(scale, v.z, v.w);
   *static_cast<uint2*>(hi) = make_uint2(ab.x, cd.x);
   *static_cast<uint2*>(lo) = make_uint2(ab.y, cd.y);
   auto bad = [&](uint32_t bits) {
-    return static_cast<int>(2 * bits - 1 < scale.limit - 1 || (bits & 0x7fffffffu) >= kInfinityBits);
+    return static_cast<int>(2 * bits - 1 < scale.limit - 1 || (bits & 0x7fffffffu) >= scale.overflow);
   };
   return bad(v.x) + bad(v.y) + bad(v.z) + bad(v.w);
 }
@@ -140,7 +147,7 @@ constexpr int kTurnBytes = 128 * kTurnVoxels;
 /// the channels, both 16 bytes a thread. Vector `v` of a channel's row lies at v ^ (channel / vector), so that neither
 /// side conflicts. Returns how many values a thread has met that their parts do not hold.
 template <class T>
-__device__ int turn_x(PieceParams const& p, int64_t tile, OperandScale<T> const& scale) {
+__device__ int turn_x(PieceParams const& p, int64_t tile, Scale<T> const& scale) {
   int bad = 0;
   constexpr int kVector = 16 / sizeof(T);
   constexpr int kChannels = 128 / sizeof(T);
@@ -213,7 +220,7 @@ __device__ unsigned char* parts_of(PieceParams const& p, int64_t at) {
 
 /// x is packed channels last already.
 template <class T>
-__device__ int copy_x(PieceParams const& p, int64_t block, OperandScale<T> const& scale) {
+__device__ int copy_x(PieceParams const& p, int64_t block, Scale<T> const& scale) {
   int bad = 0;
 #pragma unroll
   for (int i = 0; i < kCopiesPerThread; ++i) {
@@ -231,7 +238,7 @@ __device__ int copy_x(PieceParams const& p, int64_t block, OperandScale<T> const
 }
 
 /// x of any strides, a vector of the copy for each thread.
-__device__ int gather_x(PieceParams const& p, int64_t block, OperandScale<SplitFloat> const& scale) {
+__device__ int gather_x(PieceParams const& p, int64_t block, Scale<SplitFloat> const& scale) {
   int64_t const index = block * kPrepareThreads + threadIdx.x;
   if (index >= p.x_vectors) return 0;
   // Neighbouring threads read neighbours: channels, or voxels of one vector of channels.
@@ -261,7 +268,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(__grid_constan
   let_next_kernel_start();
   bool const of_weights = static_cast<int>(blockIdx.x) < p.piece_ctas;
   int64_t const block = static_cast<int64_t>(blockIdx.x) - p.piece_ctas;
-  OperandScale<T> scale{};
+  Scale<T> scale{};
   int32_t const* exponents = nullptr;
   if constexpr (kSplit<T>) {
     __shared__ Exponents e;

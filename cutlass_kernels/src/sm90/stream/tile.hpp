@@ -8,12 +8,19 @@
 
 namespace convt3d::sm90::stream {
 
-/// Classes fastest, the one with the most taps first: they share x, and together they fill the lines of y.
+/// Classes fastest, the one with the most products first: they share x. The last items come class by class instead, so
+/// that those which end the kernel are short.
 CUTLASS_DEVICE Item decode(StreamParams const& p, int number) {
   Item it;
-  int rest, tile;
-  p.divide_classes(rest, it.cls, number);
-  it.cls = p.classes - 1 - it.cls;
+  int rest, rank, tile;
+  int const of_last = number - p.first_of_last;
+  if (of_last < 0) {
+    p.divide_classes(rest, rank, number);
+  } else {
+    p.divide_last(rank, rest, of_last);
+    rest += p.places_before_last;
+  }
+  it.cls = p.class_order[rank];
   p.divide_channels(rest, tile, rest);
   it.channel = tile * kTileChannels;
   p.divide_tiles_h(rest, it.h, rest);
