@@ -45,9 +45,8 @@ def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | No
     """conv_transpose3d(input, weight) + bias for 5-D tensors, in ``problem.opmath_dtype``; a new tensor."""
     on_cuda = problem.device.type == "cuda"
     precision = resolve_precision(problem.precision, problem.device.type)
+    input, weight, bias = _widened(problem, input, weight, bias)
     if problem.is_sixteen_bit:
-        input, weight = input.float(), weight.float()
-        bias = None if bias is None else bias.float()
         # The operands are exact in TF32, so its products are exact and its sums fp32: all that is needed.
         precision = "tf32" if on_cuda else "ieee"
     elif precision == "tf32" and not on_cuda and problem.dtype == torch.float32:
@@ -72,6 +71,16 @@ def _convolve(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | No
     explicit = problem.is_sixteen_bit or problem.precision != "default"
     with conv_fp32_switch("ieee" if explicit else "default", problem.device.type):
         return conv_transpose(problem, input, weight, bias)
+
+
+def _widened(
+    problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The three in ``problem.opmath_dtype``."""
+    dtype = problem.opmath_dtype
+    if dtype == problem.dtype:
+        return input, weight, bias
+    return input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def conv_transpose(problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -115,9 +124,7 @@ def preactivation(
     problem: Problem, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None
 ) -> Tensor:
     """What the activation sees, in ``problem.opmath_dtype`` and differentiable. ``input`` is 5-D."""
-    if problem.is_sixteen_bit:
-        input, weight = input.float(), weight.float()
-        bias = None if bias is None else bias.float()
+    input, weight, bias = _widened(problem, input, weight, bias)
     if keeps_precision(problem):
         t = product(problem, "output", input, weight, problem.out_size)
         if bias is not None:

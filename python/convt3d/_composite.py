@@ -23,7 +23,8 @@ from torch import Tensor
 
 from . import _ops
 
-_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+# Where PyTorch itself has a rule for its convolutions.
+_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "mps": "AutocastMPS", "xpu": "AutocastXPU"}
 
 _WEIGHT = 1  # its place among the arguments
 
@@ -32,7 +33,8 @@ def autocast_dtype(tensor: Tensor, device_type: str) -> torch.dtype:
     """The type that an enabled autocast of ``device_type`` gives the operator's ``tensor``."""
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor.dtype
-    return torch.get_autocast_dtype(device_type)
+    # On MPS PyTorch's rule for this operation is the one that widens.
+    return torch.float32 if device_type == "mps" else torch.get_autocast_dtype(device_type)
 
 
 def define(library: Any, name: str, core: Any) -> Any:
@@ -77,7 +79,10 @@ def _to_autocast(device_type: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _to_weight(tensor: Tensor, weight: Tensor) -> Tensor:
-    return tensor.to(weight.dtype) if tensor.is_floating_point() else tensor
+    # No autocast makes or takes doubles: where they meet another type, the caller has mixed them.
+    if not tensor.is_floating_point() or torch.float64 in (tensor.dtype, weight.dtype):
+        return tensor
+    return tensor.to(weight.dtype)
 
 
 forward_op = define(_ops._library, "conv_transpose3d", _ops.core_op)

@@ -15,7 +15,7 @@ from . import _native
 from ._composite import autocast_dtype, forward_op
 from ._ops import core_op
 from ._precision import schema_precision
-from ._problem import check_choices, number, single_int, triple
+from ._problem import INT64_MAX, check_choices, number, single_int, triple
 
 IntOrTriple = int | Sequence[int]
 
@@ -168,7 +168,7 @@ def operator_arguments(
     paddings = triple(padding, "padding")
     output_paddings = triple(output_padding, "output_padding")
     dilations = triple(dilation, "dilation")
-    if type(groups) is not int:
+    if type(groups) is not int or not -INT64_MAX <= groups <= INT64_MAX:
         groups = single_int(groups, "groups")
     # Not left to the operator: while a graph is traced, torch wraps what operators raise in its own class.
     check_choices(activation, add_order)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ._cat import cat_core_op, cat_op
 from ._composite import forward_op
-from ._fuse._batch_norm import fold
+from ._fuse._batch_norm import fold, types_fit
 from ._fuse._plan import Planner
 from ._fuse._steps import ADD, BATCH_NORM, CAT, DROPOUT, Step, cat_dim, is_eval_dropout
 from ._inductor_chain import ChainedPass
@@ -246,6 +246,7 @@ class _Call:
         if arguments.get("training", False) or self.out.dim() != 5:
             return False
         channels, device = self.out.shape[1], self.out.device
+        types: set[torch.dtype] = set()
         for name in ("running_mean", "running_var", "weight", "bias"):
             node = arguments.get(name)
             tensor = _example(node)
@@ -253,6 +254,9 @@ class _Call:
                 continue
             if tensor is None or not _same(tensor.shape, (channels,)) or tensor.device != device:
                 return False
+            types.add(tensor.dtype)
+        if not types_fit(types, self.out.dtype):
+            return False
         self.batch_norm = arguments
         return True
 

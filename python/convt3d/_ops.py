@@ -156,8 +156,8 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
         ctx.save_for_backward(
             input if through_convolution else None,
             weight if through_convolution else None,
-            bias if through_activation else None,
-            add if through_activation and problem.add_before else None,
+            _savable(bias) if through_activation else None,
+            _savable(add) if through_activation and problem.add_before else None,
         )
         ctx.problem = problem
         ctx.through_activation = through_activation
@@ -190,6 +190,11 @@ class _ConvTranspose3dFunction(torch.autograd.Function):
         for position, grad in zip(wanted, results, strict=True):
             grads[1 + position] = grad
         return tuple(grads)
+
+
+def _savable(tensor: Tensor | None) -> Tensor | None:
+    """``tensor``, or a copy that autograd takes: PyTorch's own add and bias save no operand at all."""
+    return tensor.clone() if tensor is not None and tensor.is_inference() else tensor
 
 
 def _backward_autograd(keyset: Any, grad_output: Tensor, *rest: Any) -> list[Tensor]:

@@ -123,19 +123,21 @@ def conv_fp32_setting(setting: str, device_type: str) -> Iterator[None]:
 
     As :func:`conv_fp32_switch`, for any value that the switch can have ("none" is set as "ieee").
     """
+    global _flags_differ
     conv = _backend(device_type).conv
     with SWITCH_LOCK:
         before = _read_switch(device_type)
         if before == setting or {before, setting} == {"none", "ieee"}:
             yield
             return
-        found = _as_found(conv, before)
+        found, differed = _as_found(conv, before), _flags_differ
         # "none" would follow the more general settings as they are now.
         conv.fp32_precision = "ieee" if setting == "none" else setting
         try:
             yield
         finally:
             conv.fp32_precision = found
+            _flags_differ = differed  # what a call has seen meanwhile was this block's own setting
 
 
 def _as_found(conv: Any, before: str) -> str:

@@ -28,7 +28,7 @@ ADD_ORDERS = ("before", "after")  # the position is the kernels' code, ``convt3d
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
-_COMPLEX = frozenset({torch.complex64, torch.complex128})
+_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _SIXTEEN_BIT = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -46,6 +46,8 @@ def triple(value: Any, name: str) -> Triple:
     elif isinstance(value, (tuple, list)):
         values = value * 3 if len(value) == 1 else value
         if len(values) != 3:
+            for item in values:
+                _int(item, value, name)
             raise RuntimeError(
                 f"convt3d: {name} must be an int or a sequence of 3 ints (depth, height, width), "
                 f"got {value!r}"
@@ -168,6 +170,8 @@ class Problem:
 
     @property
     def opmath_dtype(self) -> torch.dtype:
+        if self.dtype == torch.complex32:  # which ATen has convolutions of, and little else
+            return torch.complex64
         return torch.float32 if self.is_sixteen_bit else self.dtype
 
     def empty_output(self, device: torch.device | str | None = None) -> Tensor:
@@ -314,8 +318,8 @@ def _check_dtype(dtype: torch.dtype, device: torch.device, act: Activation) -> N
     # PyTorch has int64 on a CPU, and no other integer type.
     if dtype != torch.int64 or device.type not in ("cpu", "meta"):
         raise NotImplementedError(
-            f"convt3d: input on {device.type} must be float16, bfloat16, float32, float64, complex64 or "
-            f"complex128 (on cpu also int64), got {dtype}"
+            f"convt3d: input on {device.type} must be float16, bfloat16, float32, float64 or complex "
+            f"(on cpu also int64), got {dtype}"
         )
     if not act.integer_ok:
         raise NotImplementedError(f"convt3d: activation {act.name!r} is not defined for {dtype} input")

@@ -78,8 +78,11 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
             output_size: (oD, oH, oW), also with N and C in front; picks the output padding, as in PyTorch.
 
         Raises:
-            ValueError: an ``output_size`` that no output padding reaches.
+            ValueError: an ``output_size`` that no output padding reaches, or another ``padding_mode`` than
+                "zeros".
         """
+        if self.padding_mode != "zeros":  # set behind the constructor, which refuses another one
+            raise ValueError(f"convt3d: padding_mode must be 'zeros', got {self.padding_mode!r}")
         output_padding: Any = self.output_padding
         if output_size is not None:
             output_padding = self._output_padding(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convt3d import FusedConvTranspose3d, conv_transpose3d, explain
+from convt3d import FusedConvTranspose3d, conv_transpose3d, explain, fuse
 
 X, W = (2, 4, 3, 3, 3), (4, 6, 3, 3, 3)
 OUT = (2, 6, 5, 5, 5)
@@ -398,6 +398,31 @@ def test_slopes_of_other_libraries(slope: Any) -> None:
 def test_what_is_no_number(arguments: dict[str, Any], message: str, function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=message):
         function(torch.zeros(X), torch.zeros(W), **arguments)
+
+
+def test_what_looks_like_the_wrong_number_of_ints() -> None:
+    """PyTorch's module makes a tuple of any iterable: its kinds are wrong before their number is."""
+    module = FusedConvTranspose3d(4, 6, 3, padding="same")
+    with pytest.raises(TypeError, match="padding must be an int or a sequence of 3 ints"):
+        module(torch.zeros(X))
+
+
+@pytest.mark.parametrize("groups", [2**63, -(2**70)])
+def test_groups_beyond_64_bits(groups: int) -> None:
+    with pytest.raises(ValueError, match="groups must fit a 64-bit integer"):
+        conv_transpose3d(torch.zeros(X), torch.zeros(W), groups=groups)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_padding_mode_that_was_set_later(fused: bool) -> None:
+    module = torch.nn.Sequential(torch.nn.ConvTranspose3d(4, 6, 3), torch.nn.ReLU())
+    if fused:
+        fuse(module)
+    else:
+        module[0] = FusedConvTranspose3d(4, 6, 3)
+    module[0].padding_mode = "circular"
+    with pytest.raises(ValueError, match="padding_mode must be 'zeros', got 'circular'"):
+        module(torch.zeros(X))
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,22 @@ def test_report_29_complex(dtype: torch.dtype, activation: str) -> None:
     torch.testing.assert_close(conv_transpose3d(x, w, stride=2, add=add, activation=activation), expected)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("activation", ["none", "tanh"])
+def test_report_29_halves_of_complex_numbers(activation: str) -> None:
+    """Rounded once; ATen has convolutions of these, but neither sums nor activations."""
+    half, single = torch.complex32, torch.complex64
+    x, w = torch.randn(1, 2, 2, 3, 2).to(half), torch.randn(2, 3, 2, 2, 2).to(half)
+    add = torch.randn(1, 3, 4, 6, 4).to(half)
+    x.requires_grad_()
+    t = F.conv_transpose3d(x.to(single), w.to(single), stride=2) + add.to(single)
+    expected = t.tanh() if activation == "tanh" else t
+    out = conv_transpose3d(x, w, stride=2, add=add, activation=activation)
+    assert out.dtype == half and torch.equal(out.to(single), expected.to(half).to(single))
+    got, true = (torch.autograd.grad(y.to(single).abs().sum(), x)[0].to(single) for y in (out, expected))
+    torch.testing.assert_close(got, true, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize("activation", ["none", "relu"])
 def test_report_29_int64(activation: str) -> None:
     x, w = torch.randint(-9, 9, (1, 2, 2, 3, 2)), torch.randint(-9, 9, (2, 3, 2, 2, 2))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -204,6 +205,27 @@ def test_batch_norm_is_folded(groups: int, bias: bool, affine: bool, calls: list
     convt3d.unfuse(model)
     assert_close(after, model(*inputs()))
     assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("norm", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_batch_norm_of_another_type(
+    dtype: torch.dtype, norm: torch.dtype, calls: list[dict[str, Any]]
+) -> None:
+    """Folded where PyTorch's batch norm takes it, refused as it refuses it."""
+    model = nn.Sequential(up(), nn.BatchNorm3d(6)).eval()
+    model[0].to(dtype)
+    model[1].to(norm)
+    twin = copy.deepcopy(model)
+    convt3d.fuse(model)
+    x = inputs()[0]
+    fits = dtype == norm or (dtype == torch.bfloat16 and norm == torch.float32)
+    if fits:
+        assert_close(model(x.to(dtype)), twin(x.to(dtype)), 2e-2 if dtype == torch.bfloat16 else 1e-5)
+        return
+    for net in (model, twin):
+        with pytest.raises(RuntimeError, match="mixed dtype"):
+            net(x.to(dtype))
 
 
 def test_batch_norm_without_statistics_is_not_folded(calls: list[dict[str, Any]]) -> None:

@@ -316,6 +316,19 @@ def test_the_core_takes_its_weights_type(cat: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("cat", [False, True], ids=["up", "cat"])
+@pytest.mark.parametrize("which", ["input", "weight"])
+def test_the_core_takes_no_double_for_its_weights_type(which: str, cat: bool) -> None:
+    """No autocast has made it: the caller has mixed types, which is refused as it is without autocast."""
+    x, skip = inputs("cpu")
+    w = torch.randn(4, 6, 3, 3, 3)
+    x, w = (x.double(), w) if which == "input" else (x, w.double())
+    tail = (skip, False) if cat else ()
+    arguments = (None, [2] * 3, [1] * 3, [1] * 3, 1, [1] * 3, None, "before", "relu", 0.0, "ieee")
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="one dtype"):
+        CORE[cat](x, w, *arguments, *tail)
+
+
+@pytest.mark.parametrize("cat", [False, True], ids=["up", "cat"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_opcheck(cat: bool, grad: bool) -> None:
     x, skip = inputs("cpu")

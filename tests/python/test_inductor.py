@@ -205,6 +205,14 @@ def test_batch_norm(make: Callable[[], nn.Module]) -> None:
     assert FORWARD not in training.operators
 
 
+def test_batch_norm_of_another_type_is_left_alone() -> None:
+    model = nn.Sequential(nn.ConvTranspose3d(3, 4, 2, 2), nn.BatchNorm3d(4).double()).eval()
+    x = torch.randn(1, 3, 2, 2, 2)
+    for call in (model, Compiled(model)):
+        with pytest.raises(RuntimeError, match="mixed dtype"):
+            call(x)
+
+
 def test_functional_calls_and_output_size() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -227,6 +227,20 @@ def test_saved_tensors_may_be_packed() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_inference_tensors_in_training() -> None:
+    """PyTorch's add takes one as a residual, and its convolution as a bias: neither is saved there."""
+    case = Case(activation="silu")
+    t = case.make()
+    with torch.inference_mode():
+        bias, add = t.bias.clone(), t.add.clone()  # type: ignore[union-attr]
+    found = []
+    for tensors in (t, Tensors(t.input, t.weight, bias, add)):
+        weight = tensors.weight.clone().requires_grad_()
+        out = case.call(Tensors(tensors.input, weight, tensors.bias, tensors.add))
+        found.append(torch.autograd.grad(out.square().sum(), weight)[0])
+    assert torch.equal(*found)
+
+
 def _unpack(leaves: list[Tensor]) -> Any:
     by_size: dict[int, torch.Size] = {t.numel() * 8: t.shape for t in leaves}
 

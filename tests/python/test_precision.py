@@ -240,6 +240,16 @@ def test_blocks_nest() -> None:
     assert conv.fp32_precision == "tf32"
 
 
+def test_a_call_within_a_block_leaves_the_fast_way_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_precision, "_flags_differ", False)
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    with conv_fp32_switch("ieee", "cuda"):
+        assert _precision.conv_precision() == "ieee"
+        assert _precision._flags_differ
+    assert not _precision._flags_differ
+    assert _precision.conv_precision() == "tf32"
+
+
 @pytest.mark.parametrize("x_scale", [1e-30, 1e-15, 1.0, 1e15, 1e30])
 def test_ieee_operands_of_any_magnitude(x_scale: float) -> None:
     """Each tensor far from 1, with products in range."""

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import convt3d
 from cases import Case, Tensors
-from convt3d import FusedConvTranspose3d, ModelNew, conv_transpose3d
+from convt3d import FusedConvTranspose3d, ModelNew, conv_transpose3d, conv_transpose3d_cat
 from toolchain import needs_python_headers
 
 OPS = torch.ops.convt3d
@@ -293,6 +294,22 @@ def test_autocast_leaves_double_alone_and_can_be_disabled() -> None:
         with torch.autocast("cpu", enabled=False):
             wide = Case()
             assert wide.call(wide.make()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("cat", [False, True], ids=["up", "cat"])
+@pytest.mark.parametrize("device", ["xpu", "mps", "cuda"])
+def test_autocast_of_other_devices(device: str, cat: bool) -> None:
+    """As PyTorch's own rule has it; fake tensors need no such device."""
+    with FakeTensorMode():
+        x, w = torch.empty(1, 4, 3, 3, 3, device=device).half(), torch.empty(4, 6, 2, 2, 2, device=device)
+        skip = torch.empty(1, 2, 6, 6, 6, device=device)
+        torch.set_autocast_enabled(device, True)
+        try:
+            out = conv_transpose3d_cat(x, w, None, 2, skip=skip) if cat else conv_transpose3d(x, w, None, 2)
+            expected = F.conv_transpose3d(x, w, None, 2)
+        finally:
+            torch.set_autocast_enabled(device, False)
+    assert out.dtype == expected.dtype and out.device == expected.device
 
 
 def test_autocast_compiled() -> None:

@@ -15,8 +15,20 @@ import torch
 from torch import Tensor
 
 
+def types_fit(types: set[torch.dtype], input: torch.dtype) -> bool:
+    """Whether PyTorch's batch norm takes statistics and parameters of these types with that input's.
+
+    It refuses what is not of the input's type, but for float32 beside 16-bit types.
+    """
+    return types == {input} or (input.itemsize == 2 and types == {torch.float32})
+
+
 def fold(
-    weight: Tensor, bias: Tensor | None, groups: int, arguments: Mapping[str, Any]
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: int,
+    arguments: Mapping[str, Any],
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Weight and bias that do the work of ``F.batch_norm(**arguments)`` too, or None.
 
@@ -24,18 +36,25 @@ def fold(
         weight: (Cin, Cout / groups, kD, kH, kW).
         bias: (Cout,).
         arguments: of ``torch.nn.functional.batch_norm``, by name.
+        dtype: the convolution's result's; None where the types have been looked at before.
 
-    None stands for batch statistics, or for tensors that do not go with the weight. The arithmetic is fp32
-    for 16-bit weights; the results have the weight's dtype.
+    None stands for batch statistics, or for tensors that do not go with the weight or the result. The
+    arithmetic is fp32 for 16-bit weights; the results have the weight's dtype.
     """
     mean, var = arguments.get("running_mean"), arguments.get("running_var")
     if arguments.get("training", False) or not isinstance(mean, Tensor) or not isinstance(var, Tensor):
         return None
     gamma, beta = arguments.get("weight"), arguments.get("bias")
     channels = weight.shape[1] * groups
+    types = set()
     for tensor in (mean, var, gamma, beta):
-        if tensor is not None and (tensor.shape != (channels,) or tensor.device != weight.device):
+        if tensor is None:
+            continue
+        if tensor.shape != (channels,) or tensor.device != weight.device:
             return None
+        types.add(tensor.dtype)
+    if dtype is not None and not types_fit(types, dtype):
+        return None
     if torch.is_autocast_enabled(weight.device.type):
         with torch.autocast(weight.device.type, enabled=False):
             return _fold(weight, bias, groups, mean, var, gamma, beta, arguments.get("eps", 1e-5))

@@ -100,6 +100,8 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         weight, bias = self._weight_and_bias()
         if type(weight) not in PLAIN_TYPES or not (bias is None or type(bias) in PLAIN_TYPES):
             return None
+        if self.padding_mode != "zeros":
+            return None
         ambience = Ambience.current(input.device)
         if ambience.place is not None and ambience.place.capturing and not self._plan_ends_inside():
             return None

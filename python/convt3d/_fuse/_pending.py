@@ -191,7 +191,7 @@ def _take(step: Step) -> Tensor | None:
         assert step.arguments is not None
         if call.input.dim() != 5:  # without a batch, torch's batch norm is one over the depth
             return None
-        folded = fold(call.weight, call.bias, call.groups, step.arguments)
+        folded = fold(call.weight, call.bias, call.groups, step.arguments, pending._form.dtype)
         if folded is None:
             return None
         return _advance(pending, call.but(weight=folded[0], bias=folded[1]), step.inplace)
