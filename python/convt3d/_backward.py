@@ -129,10 +129,14 @@ def empty_gradients(
     add: Tensor | None,
     mask: Sequence[bool],
     zero: bool = False,
+    device: str | None = None,
 ) -> list[Tensor]:
-    """Tensors of the shapes, types and strides that :func:`backward` returns; zeros if asked."""
+    """Tensors of the shapes, types and strides that :func:`backward` returns; zeros if asked.
+
+    On the problem's device, or on another one.
+    """
     fill = torch.zeros if zero else torch.empty
-    options = {"dtype": problem.dtype, "device": problem.device}
+    options = {"dtype": problem.dtype, "device": device or problem.device}
     grads: list[Tensor] = []
 
     def like(shape: Sequence[int]) -> Tensor:

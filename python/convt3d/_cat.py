@@ -289,6 +289,7 @@ class _CatFunction(torch.autograd.Function):
 
 
 def _autograd(keyset: Any, *args: Any) -> Tensor:
+    _ops.meet_dtensor()
     skip = args[-2]
     wanted = _ops._wants_grad(*_ops._tensors(args), skip)
     if _ops._needs_decomposition() or (wanted and args[0].is_complex()):

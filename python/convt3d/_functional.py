@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _native
 from ._composite import autocast_dtype, forward_op
-from ._ops import core_op
+from ._ops import core_op, meet_dtensor
 from ._precision import schema_precision
 from ._problem import INT64_MAX, check_choices, number, single_int, triple
 
@@ -138,6 +138,7 @@ def operator(composite: Any, core: Any) -> Any:
     """The operator of the two to call: the core saves a Python kernel wherever both mean the same."""
     if _is_compiling() or observed() or _is_any_autocast_enabled():
         return composite
+    meet_dtensor()  # in inference mode nothing of autograd, which does it too, comes between
     return core
 
 

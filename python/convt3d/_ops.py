@@ -9,6 +9,8 @@ under ``torch.func`` and return zero tangents in silence under forward-mode AD: 
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -226,7 +228,14 @@ def _needs_decomposition() -> bool:
     )
 
 
+def meet_dtensor() -> None:
+    """Gives DTensor its rules (_dtensor.py) once it is there: it takes longer to import than convt3d."""
+    if "torch.distributed.tensor" in sys.modules and f"{__package__}._dtensor" not in sys.modules:
+        importlib.import_module("._dtensor", __package__)
+
+
 def _autograd(keyset: Any, *args: Any) -> Tensor:
+    meet_dtensor()
     wants_grad = _wants_grad(*_tensors(args))
     # aten::convolution_backward, which our formula is made of, does not know complex types.
     if _needs_decomposition() or (wants_grad and args[_INPUT].is_complex()):
