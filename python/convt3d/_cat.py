@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _aten, _composite, _native, _ops
-from ._functional import IntOrTriple, after_autocast, nothing_in_between, operator, operator_arguments
+from ._autocast import after_autocast
+from ._functional import IntOrTriple, nothing_in_between, operator, operator_arguments
 from ._memory_format import as_memory_format, cat_is_channels_last, surely
 from ._ops import core_op
 from ._problem import Problem

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +12,20 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _native
-from ._composite import autocast_dtype, forward_op
+from ._autocast import after_autocast
+from ._composite import forward_op
 from ._ops import core_op, meet_dtensor
 from ._precision import schema_precision
 from ._problem import INT64_MAX, check_choices, number, single_int, triple
 
 IntOrTriple = int | Sequence[int]
 
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_OR_NONE = (torch.Tensor, torch.nn.Parameter, type(None))
 
 # Looked up once: each name on the way costs as much as the call.
 _is_compiling = torch.compiler.is_compiling
+# A quarter of its time. Where the other says yes, too, as while a graph is exported, a mode is on.
+_is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_enabled = torch.is_autocast_enabled  # without an argument CUDA's, in half the time
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -32,8 +35,6 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
 _pre_dispatch_mode: Any = torch._ops.mode_stack_state_for_pre_dispatch().get  # type: ignore[no-untyped-call]
 _TRACE = 0  # what make_fx and torch.export record by, among the modes in front of the dispatcher
-_autocast_dtype = torch.get_autocast_dtype
-_einsum: Any = torch._VF.einsum  # type: ignore[attr-defined]
 
 
 def conv_transpose3d(
@@ -83,7 +84,7 @@ def conv_transpose3d(
         TypeError, RuntimeError, ValueError: as PyTorch for the same mistake; the message names the argument.
     """
     tensors = (input, weight, bias, add)
-    if not _is_compiling() and nothing_in_between(tensors):
+    if not _is_traced_by_dynamo() and nothing_in_between(tensors):
         if _is_autocast_enabled():
             input, weight, bias, add = tensors = after_autocast(tensors)
         # None: whatever the reason, the long way below knows the right error or fallback.
@@ -194,11 +195,22 @@ def operator_arguments(
 
 def nothing_in_between(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether no feature of the dispatcher (autograd, subclass, mode, transform) but autocast has a say."""
-    grad = _is_grad_enabled()
     for tensor in tensors:
-        if tensor is not None and (type(tensor) not in _PLAIN_TYPES or (grad and tensor.requires_grad)):
+        if type(tensor) not in _PLAIN_OR_NONE:
             return False
-    return not (_function_modes() > 0 or observed())
+    if _is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return False
+    return not (
+        _function_modes()
+        # observed(), without the way there
+        or _dispatch_modes()
+        or _transform() is not None
+        or forward_ad._current_level >= 0
+        or _is_tracing()
+        or _pre_dispatch_mode(_TRACE) is not None
+    )
 
 
 def observed() -> bool:
@@ -210,40 +222,3 @@ def observed() -> bool:
         or _is_tracing()
         or _pre_dispatch_mode(_TRACE) is not None
     )
-
-
-_Tensors = TypeVar("_Tensors", bound=tuple[Any, ...])
-
-
-def after_autocast(tensors: _Tensors) -> _Tensors:
-    """What autocast's rule for the operator makes of plain tensors: doing it here saves its way there.
-
-    Under no_grad alone: the casts are not in a graph.
-    """
-    if not _is_autocast_enabled():
-        return tensors
-    dtype = _autocast_dtype("cuda")
-    return tuple(  # type: ignore[return-value]
-        t if t is None or t.dtype is dtype or not t.is_cuda else _cast(t) for t in tensors
-    )
-
-
-def _cast(tensor: Tensor) -> Tensor:
-    """A CUDA tensor in autocast's type.
-
-    Of parameters autocast keeps what its rules have cast until the outermost autocast ends, so that PyTorch's
-    convolutions do not cast a weight in every call. No function of torch gives that by itself, but this is an
-    operation with such a rule, and returns its operand as it is. What is kept may have the type of an outer
-    autocast, and a CUDA graph must make what it reads.
-    """
-    dtype = autocast_dtype(tensor, "cuda")
-    if (
-        tensor.requires_grad
-        and tensor.dtype is torch.float32
-        and tensor.is_leaf
-        and not torch.cuda.is_current_stream_capturing()
-    ):
-        cast: Tensor = _einsum("...", [tensor])
-        if cast.dtype is dtype:
-            return cast
-    return tensor.to(dtype)

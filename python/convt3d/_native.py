@@ -188,8 +188,9 @@ def _coded(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 # The settings of short calls: triples, groups, add_order, activation, negative_slope, precision. Each comes
 # with what the binding reads, a CPU tensor made once: an integer argument takes torch longer than a tensor.
+# Two of them where the precision is None: with PyTorch's switch at "ieee" and at "tf32".
 _Settings = tuple[Any, Any, Any, Any, Any, Any]
-_Known = tuple[_Settings, Tensor]
+_Known = tuple[_Settings, Tensor, Tensor]
 _settings: dict[_Settings, _Known] = {}
 # Those with a slope that equals another one (0.0 and -0.0) or not even itself (nan), by its bits.
 _settings_by_bits: dict[_Settings, _Known] = {}
@@ -200,7 +201,6 @@ DEFAULT_PRECISION = 2
 """In a compiled graph the code of "default", beside those of the kernels."""
 _MOST_SETTINGS = 1024
 _LIMIT = 1 << 20
-_FLOAT32 = torch.float32
 
 
 def quick(
@@ -232,10 +232,6 @@ def quick(
     operator = loaded.quick
     if operator is None:
         return None
-    if precision is None:  # "default" is for types to which precision means nothing
-        precision = conv_precision() if input.dtype is _FLOAT32 else "default"
-    elif precision == "default":  # the operator's word, not a user's
-        return None
     key = (triples, groups, add_order, activation, negative_slope, precision)
     try:
         known = _settings.get(key)
@@ -261,10 +257,11 @@ def quick(
         known = _new_settings(key)
         if known is None:
             return None
+    settings = known[2] if precision is None and conv_precision() == "tf32" else known[1]
     if skip is not None:
-        return _run_quick(loaded, input, weight, bias, add, skip, skip_first, known[1])
+        return _run_quick(loaded, input, weight, bias, add, skip, skip_first, settings)
     try:
-        out: Tensor | None = operator(input, weight, bias, add, known[1])
+        out: Tensor | None = operator(input, weight, bias, add, settings)
     except RuntimeError as error:
         _raise_if_out_of_memory(error, input.device)
         raise
@@ -315,11 +312,10 @@ def quick_packed(
     tensors = _packed_settings.get(key)
     if tensors is None:
         _make_room(_packed_settings)
-        first, last = settings[:_PRECISION], settings[_PRECISION + 1 :]
-        tensors = _packed_settings[key] = tuple(_tensor([*first, code, *last]) for code in (0, 1))
+        tensors = _packed_settings[key] = tuple(_tensor(_with_precision(settings, code)) for code in (0, 1))
     code = settings[_PRECISION]
     if code == DEFAULT_PRECISION:  # as it is now, not as it was when the graph was made
-        code = PRECISION_CODES[conv_precision()] if input.dtype is torch.float32 else 0
+        code = PRECISION_CODES[conv_precision()]
     return _run_quick(loaded, input, weight, bias, add, skip, skip_first, tensors[code])
 
 
@@ -381,9 +377,11 @@ def _new_settings(key: _Settings) -> _Known | None:
     numbers.append(groups)
     if any(type(n) is not int or not 0 <= n < _LIMIT for n in numbers) or groups == 0:
         return None
-    if type(activation) is not str or type(add_order) is not str or type(precision) is not str:
+    if type(activation) is not str or type(add_order) is not str or type(precision) not in (str, type(None)):
         return None
-    if activation not in ACTIVATIONS or add_order not in ADD_ORDERS or precision not in PRECISIONS:
+    if activation not in ACTIVATIONS or add_order not in ADD_ORDERS:
+        return None
+    if precision is not None and precision not in PRECISION_CODES:  # not "default" either: no user's word
         return None
     if type(negative_slope) is not float:
         return None
@@ -407,8 +405,14 @@ def tail_settings(activation: str, add_order: str, precision: int, negative_slop
 
 def _remember(where: dict[_Settings, _Known], under: _Settings, key: _Settings, numbers: list[int]) -> _Known:
     _make_room(where)
-    known = where[under] = (key, _tensor(numbers))
+    settings = _tensor(numbers)
+    tf32 = settings if key[5] is not None else _tensor(_with_precision(numbers, PRECISION_CODES["tf32"]))
+    known = where[under] = (key, settings, tf32)
     return known
+
+
+def _with_precision(numbers: list[int], code: int) -> list[int]:
+    return [*numbers[:_PRECISION], code, *numbers[_PRECISION + 1 :]]
 
 
 def _make_room(where: dict[Any, Any]) -> None:

@@ -76,16 +76,17 @@ std::optional<Tensor> activation_backward(Tensor const& grad_output, std::option
   torch::stable::accelerator::DeviceGuard const guard(index);
   int64_t const count = sums != 0 ? d.size[1] : 0;
   int64_t const stride = 1;
-  std::optional<Tensor> result = empty_cuda(1, &count, &stride, aoti_torch_dtype_float32(), index);
-  Workspace const workspace(result ? workspace_bytes : 0, index);
-  if (!result || workspace.failed()) raise_out_of_memory(4 * count, workspace_bytes);
+  OwnedTensor allocated = empty_cuda(1, &count, &stride, aoti_torch_dtype_float32(), index);
+  Workspace const workspace(allocated ? workspace_bytes : 0, index);
+  if (!allocated || workspace.failed()) raise_out_of_memory(4 * count, workspace_bytes);
+  Tensor const result(allocated.release());
 
   convt3d_activation_gradient_tensors tensors{};
   tensors.grad_output = grad_output.const_data_ptr();
   tensors.t = t ? t->const_data_ptr() : nullptr;
   tensors.grad_pre = d.has_grad_pre ? t->mutable_data_ptr() : nullptr;
   tensors.grad_pre_ndhwc = ndhwc ? ndhwc->mutable_data_ptr() : nullptr;
-  tensors.grad_bias = count > 0 ? static_cast<float*>(result->mutable_data_ptr()) : nullptr;
+  tensors.grad_bias = count > 0 ? static_cast<float*>(result.mutable_data_ptr()) : nullptr;
   tensors.workspace = workspace.data();
   tensors.workspace_bytes = workspace_bytes;
   status = convt3d_backward_activation(&d, &tensors, current_stream(index), message, sizeof(message));

@@ -12,34 +12,48 @@
 // full validation, with torch's own error texts, and the fallback. They raise on CUDA errors and where memory runs out.
 // They are registered for every backend at once, since a call that is not for this library has to answer "none" too.
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "convt3d/convt3d_copy.h"
 #include "convt3d/convt3d_launch.h"
 #include "eager_rules.hpp"
+#include "plans.hpp"
 #include "support.hpp"
+#include "tensor_view.hpp"
 
 namespace {
 
+namespace rules = convt3d::binding;
+namespace stable = torch::stable::detail;
 using namespace convt3d_torch;
-using convt3d::binding::Settings;
+using rules::Planned;
+using rules::Settings;
+using torch::stable::accelerator::DeviceGuard;
 
+// Tensors by handle, borrowed. Null: there is none.
 struct Call {
-  Tensor const& input;
-  Tensor const& weight;
-  std::optional<Tensor> const& bias;
-  std::optional<Tensor> const& add;
+  AtenTensorHandle input;
+  AtenTensorHandle weight;
+  AtenTensorHandle bias;
+  AtenTensorHandle add;
   Settings const& settings;
   int64_t kernel;
-  bool channels_last;  // of a result that is allocated here
-  Tensor const* out = nullptr;
-  Tensor const* skip = nullptr;  // the result holds this as well, in channels of its own
+  AtenTensorHandle out = nullptr;   // null: the result is allocated here
+  AtenTensorHandle skip = nullptr;  // the result holds this as well, in channels of its own
   bool skip_first = false;
+  bool channels_last = false;  // of a result that is allocated here
+};
+
+// The same as described: CUDA tensors of one device and dtype.
+struct Views {
+  TensorView input, weight, bias, add, out, skip;
+  int64_t element;  // bytes
 };
 
 // The result and where the convolution's part of it is: all of it, but for a concatenation.
@@ -80,25 +94,15 @@ void dense_strides(int64_t const (&shape)[kDims], bool channels_last, int64_t (&
   }
 }
 
-convt3d::binding::Dense dense(Tensor const& tensor) {
-  convt3d::binding::Dense d{};
-  auto const sizes = tensor.sizes();
-  std::copy(sizes.begin(), sizes.begin() + kDims, d.shape);
-  copy_strides(tensor, d.stride);
-  return d;
-}
-
 // Strides of `add` expanded to the output's shape: 0 along broadcast dimensions. False where it does not broadcast.
-bool broadcast_strides(Tensor const& add, int64_t const (&shape)[kDims], int64_t (&strides)[kDims]) {
-  auto const sizes = add.sizes(), own_strides = add.strides();
-  int64_t const dims = static_cast<int64_t>(sizes.size());
-  if (dims > kDims) return false;
+bool broadcast_strides(TensorView const& add, int64_t const (&shape)[kDims], int64_t (&strides)[kDims]) {
+  if (add.dims > kDims) return false;
   for (int dim = 0; dim < kDims; ++dim) {
-    int64_t const own = dim - (kDims - dims);
-    if (own < 0 || (sizes[own] == 1 && shape[dim] != 1)) {
+    int64_t const own = dim - (kDims - add.dims);
+    if (own < 0 || (add.size[own] == 1 && shape[dim] != 1)) {
       strides[dim] = 0;
-    } else if (sizes[own] == shape[dim]) {
-      strides[dim] = own_strides[own];
+    } else if (add.size[own] == shape[dim]) {
+      strides[dim] = add.stride[own];
     } else {
       return false;
     }
@@ -115,58 +119,58 @@ bool bytes_of(int64_t const (&shape)[kDims], int64_t bytes) {
 }
 
 // Widens a result for the skip. False where the skip does not fit beside it.
-bool add_skip(Call const& call, Result& result) {
-  Tensor const& skip = *call.skip;
-  if (skip.dim() != kDims) return false;
+bool add_skip(Call const& call, Views const& views, Result& result) {
+  TensorView const& skip = views.skip;
+  if (skip.dims != kDims) return false;
   for (int dim = 0; dim < kDims; ++dim) {
-    if (dim != 1 && skip.size(dim) != result.shape[dim]) return false;
-    if (result.shape[dim] == 0 || skip.size(dim) == 0) return false;  // strides of torch's own making
+    if (dim != 1 && skip.size[dim] != result.shape[dim]) return false;
+    if (result.shape[dim] == 0 || skip.size[dim] == 0) return false;  // strides of torch's own making
   }
   // torch.cat's memory format: that of both parts. The strides of one value per sample are ambiguous.
   bool const several = result.shape[1] > 1 || result.shape[2] > 1 || result.shape[3] > 1 || result.shape[4] > 1;
-  namespace rules = convt3d::binding;
-  bool const channels_last = call.channels_last && several && rules::suggests_channels_last(dense(skip));
+  bool const channels_last = call.channels_last && several && rules::suggests_channels_last(skip.size, skip.stride);
   int64_t const channels = result.shape[1];
   // An expanded skip has more values than memory.
-  if (__builtin_add_overflow(channels, skip.size(1), &result.shape[1])) return false;
-  if (!bytes_of(result.shape, static_cast<int64_t>(call.input.element_size()))) return false;
+  if (__builtin_add_overflow(channels, skip.size[1], &result.shape[1])) return false;
+  if (!bytes_of(result.shape, views.element)) return false;
   dense_strides(result.shape, channels_last, result.stride);
-  result.y_offset = call.skip_first ? skip.size(1) * result.stride[1] : 0;
+  result.y_offset = call.skip_first ? skip.size[1] * result.stride[1] : 0;
   result.skip_offset = call.skip_first ? 0 : channels * result.stride[1];
+  return true;
+}
+
+// Looks at the tensors; false where they are not CUDA tensors of one device and dtype, input and weight of kDims
+// dimensions.
+bool look_at_all(Call const& call, Views& views) {
+  int32_t const cuda = aoti_torch_device_type_cuda();
+  auto const look = [&](AtenTensorHandle tensor, TensorView& view) {
+    if (tensor == nullptr) return true;
+    return look_at(tensor, view) && view.device_type == cuda && view.device_index == views.input.device_index &&
+           view.dtype == views.input.dtype;
+  };
+  if (!look(call.input, views.input) || !look(call.weight, views.weight) || !look(call.bias, views.bias)) return false;
+  if (!look(call.add, views.add) || !look(call.out, views.out) || !look(call.skip, views.skip)) return false;
+  if (views.input.dims != kDims || views.weight.dims != kDims) return false;
   return true;
 }
 
 // Describes the call to the library; false where it cannot be described.
 // What the description itself says wrong is the library's to find, except where this code already depends on it.
-bool describe(Call const& call, convt3d_problem& problem, Result& result) {
-  std::array<Tensor const*, 6> const tensors = {
-      &call.input, &call.weight, call.bias ? &*call.bias : nullptr, call.add ? &*call.add : nullptr,
-      call.out,    call.skip};
-  int32_t const dtype = dtype_of(call.input);
-  int32_t const device = call.input.get_device_index();
-  for (Tensor const* tensor : tensors) {
-    if (tensor == nullptr) continue;
-    if (device_type_of(*tensor) != aoti_torch_device_type_cuda()) return false;
-    if (tensor->get_device_index() != device) return false;
-    if (!is_strided(*tensor)) return false;
-    if (dtype_of(*tensor) != dtype) return false;
-  }
-  std::optional<convt3d_dtype> const type = library_dtype(dtype);
+bool describe(Call const& call, Views& views, convt3d_problem& problem, Result& result) {
+  std::optional<convt3d_dtype> const type = library_dtype(views.input.dtype);
   if (!type) return false;
-  auto const x_sizes = call.input.sizes(), weight_sizes = call.weight.sizes();
-  if (x_sizes.size() != kDims || weight_sizes.size() != kDims) return false;
-
+  views.element = type == CONVT3D_F32 ? 4 : 2;
   Settings const& settings = call.settings;
-  problem = {};
-  problem.batch = x_sizes[0];
-  problem.in_channels = x_sizes[1];
+  std::memset(&problem, 0, sizeof problem);  // all bytes, which Plans compares
+  problem.batch = views.input.size[0];
+  problem.in_channels = views.input.size[1];
   problem.groups = settings.groups;
   // A transposed convolution's weight is (Cin, Cout / groups, kD, kH, kW).
-  if (weight_sizes[0] != problem.in_channels) return false;
-  if (__builtin_mul_overflow(weight_sizes[1], settings.groups, &problem.out_channels)) return false;
+  if (views.weight.size[0] != problem.in_channels) return false;
+  if (__builtin_mul_overflow(views.weight.size[1], settings.groups, &problem.out_channels)) return false;
   for (int axis = 0; axis < 3; ++axis) {
-    problem.in_size[axis] = x_sizes[2 + axis];
-    problem.kernel[axis] = weight_sizes[2 + axis];
+    problem.in_size[axis] = views.input.size[2 + axis];
+    problem.kernel[axis] = views.weight.size[2 + axis];
     problem.stride[axis] = settings.stride[axis];
     problem.padding[axis] = settings.padding[axis];
     problem.output_padding[axis] = settings.output_padding[axis];
@@ -176,7 +180,8 @@ bool describe(Call const& call, convt3d_problem& problem, Result& result) {
     if (value < 0 || value > INT32_MAX) return false;
   }
   problem.dtype = *type;
-  problem.precision = static_cast<int32_t>(settings.precision);
+  // 16-bit types have one arithmetic, whatever the settings say of fp32.
+  problem.precision = type == CONVT3D_F32 ? static_cast<int32_t>(settings.precision) : 0;
   problem.activation = static_cast<int32_t>(settings.activation);
   problem.add_order = static_cast<int32_t>(settings.add_order);
   problem.negative_slope = static_cast<float>(settings.negative_slope);
@@ -184,120 +189,137 @@ bool describe(Call const& call, convt3d_problem& problem, Result& result) {
   int64_t out_size[3];
   if (convt3d_output_size(&problem, out_size, nullptr, 0) != CONVT3D_OK) return false;
   int64_t const shape[kDims] = {problem.batch, problem.out_channels, out_size[0], out_size[1], out_size[2]};
-  int64_t const element = static_cast<int64_t>(call.input.element_size());
   result = {};
   std::memcpy(result.shape, shape, sizeof(shape));
-  if (!bytes_of(result.shape, element)) return false;
+  if (!bytes_of(result.shape, views.element)) return false;
 
-  copy_strides(call.input, problem.x_stride);
-  copy_strides(call.weight, problem.weight_stride);
-  problem.x_alignment = alignment_of(call.input.const_data_ptr());
+  copy_strides(views.input, problem.x_stride);
+  copy_strides(views.weight, problem.weight_stride);
+  find_data(call.input, views.input);
+  find_data(call.weight, views.weight);
+  problem.x_alignment = alignment_of(views.input.data);
   problem.add_alignment = 16;
   if (call.out == nullptr) {
     if (call.skip == nullptr) {
       dense_strides(shape, call.channels_last, result.stride);
-    } else if (!add_skip(call, result) || !bytes_of(result.shape, element)) {
+    } else if (!add_skip(call, views, result) || !bytes_of(result.shape, views.element)) {
       return false;
     }
     std::memcpy(problem.y_stride, result.stride, sizeof(result.stride));
-    problem.y_alignment = alignment_within(result.y_offset * element);
+    problem.y_alignment = alignment_within(result.y_offset * views.element);
   } else {
-    if (call.out->dim() != kDims) return false;
-    for (int dim = 0; dim < kDims; ++dim) {
-      if (call.out->size(dim) != shape[dim]) return false;
-    }
-    copy_strides(*call.out, problem.y_stride);
-    problem.y_alignment = alignment_of(call.out->const_data_ptr());
+    if (views.out.dims != kDims || !std::equal(shape, shape + kDims, views.out.size)) return false;
+    copy_strides(views.out, problem.y_stride);
+    find_data(call.out, views.out);
+    problem.y_alignment = alignment_of(views.out.data);
   }
-  if (call.bias) {
-    if (call.bias->dim() != 1 || call.bias->size(0) != problem.out_channels) return false;
+  if (call.bias != nullptr) {
+    if (views.bias.dims != 1 || views.bias.size[0] != problem.out_channels) return false;
     problem.has_bias = 1;
-    problem.bias_stride = call.bias->stride(0);
+    problem.bias_stride = views.bias.stride[0];
+    find_data(call.bias, views.bias);
   }
-  if (call.add) {
-    if (!broadcast_strides(*call.add, shape, problem.add_stride)) return false;
+  if (call.add != nullptr) {
+    if (!broadcast_strides(views.add, shape, problem.add_stride)) return false;
     problem.has_add = 1;
-    problem.add_alignment = alignment_of(call.add->const_data_ptr());
+    find_data(call.add, views.add);
+    problem.add_alignment = alignment_of(views.add.data);
   }
   return true;
 }
 
 // The copy of the skip into its part of the result; false where the library does not take it.
-bool describe_copy(Call const& call, convt3d_problem const& problem, Result const& result, convt3d_copy& copy) {
+bool describe_copy(Call const& call, Views& views, convt3d_problem const& problem, Result const& result,
+                   convt3d_copy& copy) {
   copy = {};
-  for (int dim = 0; dim < kDims; ++dim) copy.size[dim] = call.skip->size(dim);
-  copy_strides(*call.skip, copy.source_stride);
+  std::copy(views.skip.size, views.skip.size + kDims, copy.size);
+  copy_strides(views.skip, copy.source_stride);
   std::memcpy(copy.target_stride, result.stride, sizeof(result.stride));
-  copy.source_alignment = alignment_of(call.skip->const_data_ptr());
-  copy.target_alignment = alignment_within(result.skip_offset * static_cast<int64_t>(call.skip->element_size()));
+  find_data(call.skip, views.skip);
+  copy.source_alignment = alignment_of(views.skip.data);
+  copy.target_alignment = alignment_within(result.skip_offset * views.element);
   copy.dtype = problem.dtype;
   return convt3d_copy_supported(&copy, nullptr, 0) == CONVT3D_OK;
 }
 
-// Plans on the current device. A status that is not OK comes with a message.
-convt3d_status make_plan(Call const& call, convt3d_problem const& problem, convt3d_device& device, convt3d_plan& plan,
+// The plan on the current device, whose ordinal is `index`. A status that is not OK comes with a message.
+convt3d_status make_plan(convt3d_problem const& problem, int64_t kernel, int32_t index, Planned const*& planned,
                          char* message) {
-  convt3d_status const status = convt3d_current_device(&device, message, kMessageBytes);
-  if (status != CONVT3D_OK) return status;
-  return convt3d_make_plan(&problem, static_cast<convt3d_kernel>(call.kernel), &device, &plan, message, kMessageBytes);
+  thread_local rules::Plans plans;
+  planned = plans.find(problem, kernel, index);
+  if (planned != nullptr) return CONVT3D_OK;
+  Planned fresh;
+  fresh.problem = problem;
+  fresh.kernel = kernel;
+  fresh.device_index = index;
+  convt3d_status status = convt3d_current_device(&fresh.device, message, kMessageBytes);
+  if (status == CONVT3D_OK) {
+    status = convt3d_make_plan(&problem, static_cast<convt3d_kernel>(kernel), &fresh.device, &fresh.plan, message,
+                               kMessageBytes);
+  }
+  if (status == CONVT3D_OK) planned = plans.keep(fresh);
+  return status;
 }
 
-// The result, or none.
-std::optional<Tensor> run(Call const& call) {
+// Whether a kernel took the call. `y` gets the result, unless it is call.out.
+bool run(Call const& call, Views& views, OwnedTensor& y) {
   convt3d_problem problem;
   Result result;
   convt3d_copy copy;
-  if (!describe(call, problem, result)) return std::nullopt;
-  if (call.skip != nullptr && !describe_copy(call, problem, result, copy)) return std::nullopt;
+  if (!describe(call, views, problem, result)) return false;
+  if (call.skip != nullptr && !describe_copy(call, views, problem, result, copy)) return false;
 
-  int32_t const index = call.input.get_device_index();
-  // Most calls are for the current device: asking takes less than a guard. The driver is asked, since torch may have put
-  // off the change to the device that it calls current.
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (convt3d_current_ordinal() != index) guard.emplace(index);
-  convt3d_device device{};
-  convt3d_plan plan{};
-  char message[kMessageBytes] = "";
-  convt3d_status status = make_plan(call, problem, device, plan, message);
-  if (declined(status)) return std::nullopt;
+  int32_t const index = views.input.device_index;
+  // Most calls are for the current device: asking takes less than a guard. The driver is asked, since torch may have
+  // put off the change to the device that it calls current.
+  std::unique_ptr<DeviceGuard> guard;
+  if (convt3d_current_ordinal() != index) guard = std::make_unique<DeviceGuard>(index);
+  Planned const* planned = nullptr;
+  char message[kMessageBytes];
+  message[0] = '\0';
+  convt3d_status status = make_plan(problem, call.kernel, index, planned, message);
+  if (declined(status)) return false;
   if (status != CONVT3D_OK) raise(status, message);
+  size_t const workspace_bytes = planned->plan.workspace_bytes;
 
   // The workspace, however, comes from the device that torch calls current.
-  if (plan.workspace_bytes > 0 && !guard && torch::stable::accelerator::getCurrentDeviceIndex() != index) {
-    guard.emplace(index);
+  if (workspace_bytes > 0 && !guard && torch::stable::accelerator::getCurrentDeviceIndex() != index) {
+    guard = std::make_unique<DeviceGuard>(index);
   }
-  std::optional<Tensor> out = call.out != nullptr
-                                  ? std::optional<Tensor>(*call.out)
-                                  : empty_cuda(kDims, result.shape, result.stride, dtype_of(call.input), index);
-  Workspace const workspace(out ? plan.workspace_bytes : 0, index);
-  int64_t const element = static_cast<int64_t>(call.input.element_size());
-  if (!out || workspace.failed()) {
-    int64_t bytes = call.out != nullptr ? 0 : element;
+  if (call.out == nullptr) y = empty_cuda(kDims, result.shape, result.stride, views.input.dtype, index);
+  AtenTensorHandle const out = call.out != nullptr ? call.out : y.get();
+  Workspace const workspace(out != nullptr ? workspace_bytes : 0, index);
+  if (out == nullptr || workspace.failed()) {
+    int64_t bytes = call.out != nullptr ? 0 : views.element;
     for (int64_t extent : result.shape) bytes *= extent;
-    raise_out_of_memory(bytes, plan.workspace_bytes);
+    raise_out_of_memory(bytes, workspace_bytes);
   }
-  auto* const base = static_cast<unsigned char*>(out->mutable_data_ptr());
+  void* data = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(out, &data));
+  auto* const base = static_cast<unsigned char*>(data);
   convt3d_tensors tensors{};
-  tensors.x = call.input.const_data_ptr();
-  tensors.weight = call.weight.const_data_ptr();
-  tensors.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
-  tensors.add = call.add ? call.add->const_data_ptr() : nullptr;
-  tensors.y = base + result.y_offset * element;
+  tensors.x = views.input.data;
+  tensors.weight = views.weight.data;
+  tensors.bias = call.bias != nullptr ? views.bias.data : nullptr;
+  tensors.add = call.add != nullptr ? views.add.data : nullptr;
+  tensors.y = base + result.y_offset * views.element;
   tensors.workspace = workspace.data();
-  tensors.workspace_bytes = plan.workspace_bytes;
+  tensors.workspace_bytes = workspace_bytes;
   // The plan relies on it, and an allocator of the user's own could break it.
-  if (alignment_of(tensors.y) < problem.y_alignment) return std::nullopt;
+  if (alignment_of(tensors.y) < problem.y_alignment) return false;
 
   void* const stream = current_stream(index);
-  status = convt3d_launch(&problem, &plan, &device, &tensors, stream, message, sizeof(message));
+  status = convt3d_launch(&problem, &planned->plan, &planned->device, &tensors, stream, message, sizeof(message));
   if (status == CONVT3D_OK && call.skip != nullptr) {
-    status = convt3d_copy_tensor(&copy, call.skip->const_data_ptr(), base + result.skip_offset * element, stream,
-                                 message, sizeof(message));
+    status = convt3d_copy_tensor(&copy, views.skip.data, base + result.skip_offset * views.element, stream, message,
+                                 sizeof(message));
   }
-  if (declined(status)) return std::nullopt;
+  if (declined(status)) return false;
   if (status != CONVT3D_OK) raise(status, message);
-  return out;
+  return true;
 }
+
+AtenTensorHandle handle_of(std::optional<Tensor> const& tensor) { return tensor ? tensor->get() : nullptr; }
 
 std::optional<Tensor> forward_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
                                  std::vector<int64_t> const& stride, std::vector<int64_t> const& padding,
@@ -310,7 +332,12 @@ std::optional<Tensor> forward_op(Tensor const& input, Tensor const& weight, std:
                precision)) {
     return std::nullopt;
   }
-  return run({input, weight, bias, add, settings, kernel, channels_last != 0});
+  Call call{input.get(), weight.get(), handle_of(bias), handle_of(add), settings, kernel};
+  call.channels_last = channels_last != 0;
+  Views views;
+  OwnedTensor y;
+  if (!look_at_all(call, views) || !run(call, views, y)) return std::nullopt;
+  return Tensor(y.release());
 }
 
 bool forward_into_op(Tensor const& out, Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
@@ -319,44 +346,72 @@ bool forward_into_op(Tensor const& out, Tensor const& input, Tensor const& weigh
                      std::optional<Tensor> const& add, int64_t add_order, int64_t activation, double negative_slope,
                      int64_t precision, int64_t kernel) {
   Settings settings;
-  return collect(settings, stride, padding, output_padding, groups, dilation, add_order, activation, negative_slope,
-                 precision) &&
-         run({input, weight, bias, add, settings, kernel, false, &out}).has_value();
+  if (!collect(settings, stride, padding, output_padding, groups, dilation, add_order, activation, negative_slope,
+               precision)) {
+    return false;
+  }
+  Call call{input.get(), weight.get(), handle_of(bias), handle_of(add), settings, kernel};
+  call.out = out.get();
+  Views views;
+  OwnedTensor y;
+  return look_at_all(call, views) && run(call, views, y);
 }
 
 // What the quick operators have in common. An integer argument costs 0.3 microseconds, a tensor 0.15: so all settings
-// come as one tensor, made once.
-std::optional<Tensor> run_quick(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
-                                std::optional<Tensor> const& add, Tensor const& packed, Tensor const* skip,
-                                bool skip_first) {
-  namespace rules = convt3d::binding;
+// come as one tensor, made once. Null where the call is not taken.
+OwnedTensor run_quick(AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle bias, AtenTensorHandle add,
+                      AtenTensorHandle packed, AtenTensorHandle skip, bool skip_first) {
   int64_t const kernel = rules::requested_kernel(std::getenv("CONVT3D_KERNEL"));
-  if (kernel < 0 || !is_strided(input) || !is_strided(weight) || (skip != nullptr && !is_strided(*skip))) {
-    return std::nullopt;
+  TensorView view;
+  if (kernel < 0 || !look_at(packed, view)) return nullptr;
+  if (view.device_type != aoti_torch_device_type_cpu() || view.dtype != aoti_torch_dtype_int64() || view.dims != 1 ||
+      view.size[0] != rules::kSettings || view.stride[0] != 1) {
+    return nullptr;
   }
-  if (input.dim() != kDims || weight.dim() != kDims || input.numel() == 0) return std::nullopt;
-  if (device_type_of(packed) != aoti_torch_device_type_cpu() || dtype_of(packed) != aoti_torch_dtype_int64() ||
-      packed.numel() != rules::kSettings || !packed.is_contiguous()) {
-    return std::nullopt;
+  find_data(packed, view);
+  Settings const settings = rules::read_settings(view.data);
+  Call call{input, weight, bias, add, settings, kernel, nullptr, skip, skip_first};
+  Views views;
+  if (!look_at_all(call, views)) return nullptr;
+  for (int dim = 0; dim < kDims; ++dim) {
+    if (views.input.size[dim] == 0) return nullptr;
   }
-  Settings const settings = rules::read_settings(packed.const_data_ptr());
-  bool const channels_last =
-      rules::suggests_channels_last(dense(input)) || rules::suggests_channels_last(dense(weight));
-  std::optional<Tensor> y = run({input, weight, bias, add, settings, kernel, channels_last, nullptr, skip, skip_first});
+  call.channels_last = rules::suggests_channels_last(views.input.size, views.input.stride) ||
+                       rules::suggests_channels_last(views.weight.size, views.weight.stride);
+  OwnedTensor y;
+  if (!run(call, views, y)) return nullptr;
   // An empty output has strides of torch's own making, which only the registered operator asks torch for.
-  if (y && y->numel() == 0) return std::nullopt;
-  return y;
+  int64_t count = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(y.get(), &count));
+  return count == 0 ? nullptr : std::move(y);
 }
 
-std::optional<Tensor> quick_op(Tensor const& input, Tensor const& weight, std::optional<Tensor> const& bias,
-                               std::optional<Tensor> const& add, Tensor const& settings) {
-  return run_quick(input, weight, bias, add, settings, nullptr, false);
+// TORCH_BOX for the quick operators, without torch::stable::Tensor.
+OwnedTensor take(StableIValue value) { return OwnedTensor(stable::to<AtenTensorHandle>(value)); }
+
+OwnedTensor take_optional(StableIValue value) {
+  return OwnedTensor(stable::to<std::optional<AtenTensorHandle>>(value).value_or(nullptr));
 }
 
-std::optional<Tensor> quick_cat_op(Tensor const& skip, int64_t skip_first, Tensor const& input, Tensor const& weight,
-                                   std::optional<Tensor> const& bias, std::optional<Tensor> const& add,
-                                   Tensor const& settings) {
-  return run_quick(input, weight, bias, add, settings, &skip, skip_first != 0);
+StableIValue give_optional(OwnedTensor tensor) {
+  return tensor ? stable::from(std::optional<AtenTensorHandle>(tensor.release())) : stable::from(std::nullopt);
+}
+
+void quick_op(StableIValue* stack, uint64_t, uint64_t) {
+  OwnedTensor const input = take(stack[0]), weight = take(stack[1]);
+  OwnedTensor const bias = take_optional(stack[2]), add = take_optional(stack[3]);
+  OwnedTensor const settings = take(stack[4]);
+  stack[0] = give_optional(run_quick(input.get(), weight.get(), bias.get(), add.get(), settings.get(), nullptr, false));
+}
+
+void quick_cat_op(StableIValue* stack, uint64_t, uint64_t) {
+  OwnedTensor const skip = take(stack[0]);
+  bool const skip_first = stable::to<int64_t>(stack[1]) != 0;
+  OwnedTensor const input = take(stack[2]), weight = take(stack[3]);
+  OwnedTensor const bias = take_optional(stack[4]), add = take_optional(stack[5]);
+  OwnedTensor const settings = take(stack[6]);
+  stack[0] = give_optional(
+      run_quick(input.get(), weight.get(), bias.get(), add.get(), settings.get(), skip.get(), skip_first));
 }
 
 }  // namespace
@@ -379,6 +434,6 @@ STABLE_TORCH_LIBRARY(convt3d_native, m) {
 STABLE_TORCH_LIBRARY_IMPL(convt3d_native, CompositeExplicitAutograd, m) {
   m.impl("forward", TORCH_BOX(&forward_op));
   m.impl("forward_into", TORCH_BOX(&forward_into_op));
-  m.impl("quick", TORCH_BOX(&quick_op));
-  m.impl("quick_cat", TORCH_BOX(&quick_cat_op));
+  m.impl("quick", &quick_op);
+  m.impl("quick_cat", &quick_cat_op);
 }

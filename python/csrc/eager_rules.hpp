@@ -34,21 +34,16 @@ inline int64_t requested_kernel(char const* name) {
   return -1;
 }
 
-/// Shape and strides of a 5-D tensor, (N, C, D, H, W).
-struct Dense {
-  int64_t shape[5];
-  int64_t stride[5];
-};
-
-/// Whether torch's suggest_memory_format says channels_last_3d; python/convt3d/_memory_format.py has the rule.
-inline bool suggests_channels_last(Dense const& t) {
-  if (t.stride[1] == 0) return false;
+/// Whether torch's suggest_memory_format says channels_last_3d of a 5-D tensor; python/convt3d/_memory_format.py has
+/// the rule.
+inline bool suggests_channels_last(int64_t const* shape, int64_t const* stride) {
+  if (stride[1] == 0) return false;
   int64_t extent = 0;
   for (int dim : {1, 4, 3, 2, 0}) {
-    if (t.shape[dim] == 0 || t.stride[dim] < extent) return false;
-    if (dim == 0 && extent == t.stride[1]) return false;
-    extent = t.stride[dim];
-    if (t.shape[dim] > 1) extent *= t.shape[dim];
+    if (shape[dim] == 0 || stride[dim] < extent) return false;
+    if (dim == 0 && extent == stride[1]) return false;
+    extent = stride[dim];
+    if (shape[dim] > 1) extent *= shape[dim];
   }
   return true;
 }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -74,14 +75,18 @@ inline bool declined(convt3d_status status) {
   return status == CONVT3D_INVALID_ARGUMENT || status == CONVT3D_NOT_SUPPORTED;
 }
 
+struct DeleteTensor {
+  void operator()(AtenTensorHandle handle) const { aoti_torch_delete_tensor_object(handle); }
+};
+using OwnedTensor = std::unique_ptr<AtenTensorOpaque, DeleteTensor>;
+
 // Null where the memory cannot be had.
-inline std::optional<Tensor> empty_cuda(int64_t dims, int64_t const* shape, int64_t const* strides, int32_t dtype,
-                                        int32_t device_index) {
+inline OwnedTensor empty_cuda(int64_t dims, int64_t const* shape, int64_t const* strides, int32_t dtype,
+                              int32_t device_index) {
   AtenTensorHandle handle = nullptr;
   AOTITorchError const error =
       aoti_torch_empty_strided(dims, shape, strides, dtype, aoti_torch_device_type_cuda(), device_index, &handle);
-  if (error != 0) return std::nullopt;
-  return Tensor(handle);
+  return OwnedTensor(error == 0 ? handle : nullptr);
 }
 
 // Memory of the current device and stream that is free again, in stream order, when this goes. From torch's allocator,
@@ -98,7 +103,7 @@ class Workspace {
       int64_t const size = static_cast<int64_t>(bytes), stride = 1;
       tensor_ = empty_cuda(1, &size, &stride, aoti_torch_dtype_uint8(), device_index);
       failed_ = !tensor_;
-      data_ = tensor_ ? tensor_->mutable_data_ptr() : nullptr;
+      if (tensor_) TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor_.get(), &data_));
     }
   }
   ~Workspace() {
@@ -114,7 +119,7 @@ class Workspace {
   bool raw_ = false;
   bool failed_ = false;
   void* data_ = nullptr;
-  std::optional<Tensor> tensor_;
+  OwnedTensor tensor_;
 };
 
 inline void raise(convt3d_status status, char const* message) {

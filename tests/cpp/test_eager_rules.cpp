@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the torch binding decides for eager calls (python/csrc/eager_rules.hpp), without torch.
+// What the torch binding decides for eager calls (python/csrc/eager_rules.hpp) and remembers of them (plans.hpp),
+// without torch.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
 
 #include "eager_rules.hpp"
+#include "plans.hpp"
 
 namespace convt3d::binding {
 namespace {
@@ -35,6 +37,13 @@ TEST(EagerRules, KernelOfTheEnvironment) {
   EXPECT_EQ(requested_kernel("aten"), -1);
   EXPECT_EQ(requested_kernel("SM90"), -1);
 }
+
+struct Dense {
+  int64_t shape[5];
+  int64_t stride[5];
+};
+
+bool suggests_channels_last(Dense const& d) { return binding::suggests_channels_last(d.shape, d.stride); }
 
 Dense packed(std::vector<int64_t> const& shape, std::vector<int> const& inner_to_outer) {
   Dense d{};
@@ -81,6 +90,50 @@ TEST(EagerRules, SlicesKeepTheFormat) {
   batch_of_one.shape[0] = 1;
   batch_of_one.stride[0] = 0;  // expanded
   EXPECT_FALSE(suggests_channels_last(batch_of_one));
+}
+
+Planned planned(int64_t batch, int64_t kernel, int64_t device, size_t workspace_bytes) {
+  Planned p;
+  std::memset(static_cast<void*>(&p), 0, sizeof p);
+  p.problem.batch = batch;
+  p.kernel = kernel;
+  p.device_index = device;
+  p.plan.workspace_bytes = workspace_bytes;
+  return p;
+}
+
+TEST(Plans, FoundForTheSameProblemKernelAndDeviceAlone) {
+  Plans plans;
+  Planned const p = planned(2, 1, 3, 77);
+  EXPECT_EQ(plans.find(p.problem, 1, 3), nullptr);
+  Planned const* const kept = plans.keep(p);
+  EXPECT_EQ(plans.find(p.problem, 1, 3), kept);
+  EXPECT_EQ(kept->plan.workspace_bytes, 77u);
+  EXPECT_EQ(plans.find(p.problem, 0, 3), nullptr);
+  EXPECT_EQ(plans.find(p.problem, 1, 2), nullptr);
+}
+
+TEST(Plans, EveryByteOfAProblemCounts) {
+  Plans plans;
+  Planned const p = planned(2, 1, 3, 77);
+  plans.keep(p);
+  for (size_t i = 0; i < sizeof p.problem; ++i) {
+    convt3d_problem other = p.problem;
+    reinterpret_cast<unsigned char*>(&other)[i] ^= 1;
+    EXPECT_EQ(plans.find(other, 1, 3), nullptr) << i;
+  }
+}
+
+TEST(Plans, TheOldestMakesRoom) {
+  Plans plans;
+  for (int i = 0; i < Plans::kCount + 2; ++i) plans.keep(planned(i, 0, 0, size_t(i)));
+  for (int i = 0; i < Plans::kCount + 2; ++i) {
+    Planned const* const found = plans.find(planned(i, 0, 0, 0).problem, 0, 0);
+    ASSERT_EQ(found != nullptr, i >= 2) << i;
+    if (found != nullptr) {
+      EXPECT_EQ(found->plan.workspace_bytes, size_t(i));
+    }
+  }
 }
 
 }  // namespace

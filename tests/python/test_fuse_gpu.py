@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import convt3d
-from convt3d import _functional
+from convt3d import _autocast
 from convt3d._fuse import _module
 from fuse_nets import LocalNetLike, Residual, StereoLike, ZerosSkip, calibrated, gradients, inputs
 
@@ -123,7 +123,7 @@ def test_autocast_casts_a_parameter_once(dtype: torch.dtype) -> None:
             for value in (1.0, 2.0):
                 weight.fill_(value)
                 with torch.autocast("cuda", dtype):
-                    first, second = (_functional.after_autocast((weight,))[0] for _ in range(2))
+                    first, second = (_autocast.after_autocast((weight,))[0] for _ in range(2))
                 assert first.data_ptr() == second.data_ptr() and first.stride() == weight.stride()
                 assert torch.equal(first, weight.to(dtype)) and first.dtype == dtype
         with torch.autocast("cuda", dtype):

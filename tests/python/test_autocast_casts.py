@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts of parameters under autocast, kept as long as autocast keeps its own; here a stand-in does."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from convt3d import _autocast
+
+TYPE = torch.float16  # CUDA's autocast type unless it is set
+
+
+class Kept:
+    """What autocast keeps, as it keeps it: the tensors, but not the Python objects they have."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, Tensor] = {}
+
+    def einsum(self, equation: str, operands: list[Tensor]) -> Tensor:
+        (operand,) = operands
+        if id(operand) not in self._views:
+            self._views[id(operand)] = operand.detach().to(TYPE).view(-1)
+        base = self._views[id(operand)]._base
+        assert base is not None
+        return base.view(-1)
+
+    def clear(self) -> None:
+        self._views.clear()
+        gc.collect()
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    made = Kept()
+    monkeypatch.setattr(_autocast, "_einsum", made.einsum)
+    monkeypatch.setattr(_autocast, "_latest", _autocast._none)
+    monkeypatch.setattr(_autocast, "_is_capturing", lambda: False)
+    for name, value in (("_kept", 0), ("_used", True), ("_without", 0)):
+        monkeypatch.setattr(_autocast, name, value)
+    return made
+
+
+@pytest.fixture(params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
+def without_gradients(request: pytest.FixtureRequest) -> Any:
+    with request.param():
+        yield
+
+
+def cast(tensor: Tensor, dtype: torch.dtype = TYPE) -> Tensor:
+    return _autocast._cast(tensor, dtype)
+
+
+@pytest.mark.usefixtures("without_gradients")
+def test_one_cast_until_autocast_forgets(kept: Kept) -> None:
+    with torch.inference_mode(False):
+        first, second = (nn.Parameter(torch.randn(3, 2)) for _ in range(2))
+    one, two = cast(first), cast(second)
+    assert (
+        one.dtype == two.dtype == TYPE
+        and torch.equal(one, first.to(TYPE))
+        and torch.equal(two, second.to(TYPE))
+    )
+    gc.collect()
+    assert cast(first) is one and cast(second) is two
+    gone = weakref.ref(one)
+    del one
+    gc.collect()
+    assert gone() is not None
+    kept.clear()
+    assert gone() is None
+    first.data.fill_(7.0)  # changes neither version nor address
+    assert torch.equal(cast(first), torch.full((3, 2), 7.0, dtype=TYPE))
+
+
+@pytest.mark.usefixtures("without_gradients")
+def test_not_kept(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What autocast does not keep either, and what a graph has to make."""
+    with torch.inference_mode(False):
+        parameter = nn.Parameter(torch.randn(2, 2))
+        view = parameter.detach().view(4).requires_grad_()
+        others = [torch.randn(2), view, nn.Parameter(torch.randn(2), requires_grad=False)]
+    for other in others:
+        assert cast(other) is not cast(other) and torch.equal(cast(other), other.to(TYPE))
+    usual = cast(parameter)
+    assert cast(parameter) is usual
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        assert cast(parameter) is not usual
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+    monkeypatch.setattr(_autocast, "_is_capturing", lambda: True)
+    assert cast(parameter) is not usual
+    monkeypatch.setattr(_autocast, "_is_capturing", lambda: False)
+    assert cast(parameter) is usual
+
+
+@pytest.mark.usefixtures("without_gradients")
+def test_another_type_or_tensor(kept: Kept) -> None:
+    """An autocast inside another one, and a parameter in the place of one that is gone."""
+    with torch.inference_mode(False):
+        parameter, other = (nn.Parameter(torch.randn(2)) for _ in range(2))
+    before = torch.get_autocast_dtype("cuda")
+    cast(parameter)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        assert cast(parameter, torch.bfloat16).dtype == torch.bfloat16
+    finally:
+        torch.set_autocast_dtype("cuda", before)
+    casts = _autocast._latest()
+    assert casts is not None
+    casts[id(other)] = casts[id(parameter)]
+    assert torch.equal(cast(other), other.to(TYPE))
+
+
+@pytest.mark.usefixtures("without_gradients")
+def test_nothing_is_kept_where_it_is_of_no_use(kept: Kept) -> None:
+    """With an autocast for every pass, but for one pass in many; and again once it is of use."""
+    with torch.inference_mode(False):
+        parameters = [nn.Parameter(torch.randn(2)) for _ in range(3)]
+    keeps = []
+    for i in range(2 * (_autocast._PATIENCE + 1)):
+        for parameter in parameters:
+            assert torch.equal(cast(parameter), parameter.to(TYPE))
+        keeps.append(_autocast._latest() is not None)
+        kept.clear()
+        parameters[0].data.fill_(i)
+    assert keeps == 2 * [True, *_autocast._PATIENCE * [False]]
+    for _ in range(_autocast._PATIENCE):  # one pass within another's autocast
+        for _ in range(2):
+            one, other = (cast(parameters[1]) for _ in range(2))
+        assert one is other
+        kept.clear()
+
+
+def test_where_autocast_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_autocast, "_einsum", lambda equation, operands: torch.zeros(1))
+    monkeypatch.setattr(_autocast, "_latest", _autocast._none)
+    monkeypatch.setattr(_autocast, "_is_capturing", lambda: False)
+    monkeypatch.setattr(_autocast, "_used", True)
+    parameter = nn.Parameter(torch.randn(2))
+    with torch.no_grad():
+        assert cast(parameter) is not cast(parameter) and torch.equal(cast(parameter), parameter.to(TYPE))
