@@ -4,6 +4,7 @@
 // meet in a cell, and one group as a problem of its own.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,61 @@ TEST(Grouped, TakesMedNeXtAndSmallGroups) {
     EXPECT_EQ(refusal(problem(8, 4, 3, 16, 3, 2, layout)), "");
     EXPECT_EQ(refusal(problem(100, 8, 8, 16, 3, 2, layout)), "") << "too many groups for a launch each";
   }
+}
+
+// By the definition: which inputs the outputs of a tile of positions read, and how many half steps a class has.
+TEST(GroupedOnTensorCores, ReachesWhatItsTapsRead) {
+  for (int64_t kernel : {1, 2, 3, 5}) {
+    for (int64_t stride : {1, 2, 3}) {
+      for (int64_t dilation : {1, 2}) {
+        Problem p = problem(8, 12, 8, 16, kernel, stride);
+        p.dtype = CONVT3D_F16;
+        for (int64_t& value : p.dilation) value = dilation;
+        for (int axis = 0; axis < 3; ++axis) {
+          int64_t low = 0, high = 0;
+          bool any = false;
+          for (int64_t o = 0; o < stride * mma::kTile[axis]; ++o) {
+            for (int64_t k = 0; k < kernel; ++k) {
+              int64_t const from = o + p.padding[axis] - k * dilation;
+              if (((from % stride) + stride) % stride != 0) continue;
+              int64_t const input = (from - ((from % stride) + stride) % stride) / stride;
+              low = any ? std::min(low, input) : input;
+              high = any ? std::max(high, input) : input;
+              any = true;
+            }
+          }
+          mma::Reach const reach = mma::reach(p, axis);
+          EXPECT_EQ(reach.low, low) << kernel << stride << dilation;
+          EXPECT_EQ(reach.low + reach.extent, high + 1) << kernel << stride << dilation;
+        }
+        int64_t halves = 0;  // two eighths of 12 channels for each tap of a class, rounded up to whole steps
+        for (int64_t i = 0; i < stride * stride * stride; ++i) halves += 2 * residue_class(p, i).taps();
+        EXPECT_EQ(mma::steps(p), (halves + 1) / 2);
+        EXPECT_EQ(halves, 2 * kernel * kernel * kernel);
+      }
+    }
+  }
+}
+
+TEST(GroupedOnTensorCores, IsChosenWhereItIsFaster) {
+  auto const chosen = [](int64_t groups, int64_t inputs, int64_t outputs, int64_t size, int64_t kernel, int64_t stride,
+                         Layout layout = Layout::kNcdhw, convt3d_dtype dtype = CONVT3D_F16) {
+    Problem p = problem(groups, inputs, outputs, size, kernel, stride, layout);
+    p.dtype = dtype;
+    return mma::worthwhile(p);
+  };
+  EXPECT_TRUE(chosen(32, 8, 8, 16, 3, 2)) << "0.18 ms, 0.43 with a launch for each group";
+  EXPECT_TRUE(chosen(32, 8, 8, 16, 3, 2, Layout::kNdhwc, CONVT3D_BF16)) << "0.18, 0.75";
+  EXPECT_FALSE(chosen(4, 16, 16, 32, 3, 2)) << "0.29, 0.11";
+  EXPECT_FALSE(chosen(16, 32, 32, 16, 3, 2)) << "0.42, 0.23";
+  EXPECT_TRUE(chosen(16, 16, 16, 16, 3, 1)) << "0.07, 0.23";
+  EXPECT_TRUE(chosen(40, 8, 8, 8, 3, 2)) << "0.042, 0.19 by the gather";
+  EXPECT_TRUE(chosen(64, 4, 4, 16, 3, 2)) << "0.25, 0.39 by the gather";
+  EXPECT_FALSE(chosen(64, 4, 4, 16, 3, 2, Layout::kNdhwc)) << "0.39, 0.38";
+  EXPECT_FALSE(chosen(64, 2, 2, 16, 3, 2)) << "0.23, 0.12";
+  EXPECT_FALSE(chosen(32, 8, 8, 16, 3, 2, Layout::kNcdhw, CONVT3D_F32)) << "16-bit types alone";
+  EXPECT_FALSE(chosen(40, 33, 8, 8, 3, 2)) << "too many channels";
+  EXPECT_FALSE(chosen(32, 8, 8, 16, 13, 1)) << "too many weights";
 }
 
 TEST(Grouped, RefusesWhatDoesNotFit) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "gpu_harness.hpp"
+#include "sm80/grouped/mma.hpp"
 
 namespace convt3d {
 namespace {
@@ -56,6 +57,63 @@ TEST_P(GroupedGpu, GroupsOfManyChannels) {
     for (convt3d_kernel kernel : {CONVT3D_KERNEL_SM80, CONVT3D_KERNEL_AUTO}) {
       run(p, seed, test::uniform_draw, nullptr, kernel);
     }
+  }
+}
+
+// In 16-bit types all groups in one launch, on tensor cores.
+TEST_P(GroupedGpu, SeveralChannels) {
+  if (GetParam().dtype == CONVT3D_F32) GTEST_SKIP() << "a launch for each group";
+  test::Random random(59);
+  int taken = 0;
+  for (uint64_t seed = 0; seed < 150 && !HasFailure(); ++seed) {
+    Problem p = test::random_problem(random, {});
+    Layout const layout = random.chance(50) ? Layout::kNcdhw : Layout::kNdhwc;
+    int64_t const inputs = random.chance(50) ? 8 * random.integer(1, 4) : random.integer(2, 32);
+    p = typed(grouped(p, random.integer(2, 12), inputs, random.chance(50) ? 8 : random.integer(1, 40), layout));
+    if (random.chance(40)) p.add_stride[random.integer(0, 4)] = 0;
+    if (!sm80::grouped::mma::worthwhile(p)) continue;
+    ++taken;
+    run(p, seed);
+  }
+  EXPECT_GT(taken, 75);
+}
+
+TEST_P(GroupedGpu, SeveralChannelsOfEveryValue) {
+  if (GetParam().dtype == CONVT3D_F32) GTEST_SKIP() << "a launch for each group";
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    for (int64_t stride : {1, 2, 3}) {
+      Problem p = test::cubic_problem(2, 1, 1, 9, 3, stride, 1, stride - 1);
+      p.has_bias = p.has_add = 1;
+      for (int64_t inputs : {8, 5}) {
+        Problem const own = grouped(p, 6, inputs, 8, layout);
+        ASSERT_TRUE(sm80::grouped::mma::worthwhile(typed(own)));
+        for (uint64_t seed = 0; seed < 3; ++seed) run(own, seed, test::nonfinite_draw);
+        run(own, 3, test::nonfinite_draw, test::uniform_draw);
+        run(own, 4, test::uniform_draw, test::nonfinite_draw);
+        run(own, 5, test::one_sign_draw);
+        if (GetParam().dtype == CONVT3D_BF16) run(own, 6, test::near_infinity_draw, test::small_draw);
+      }
+      run(grouped(p, 12, 32, 24, layout), 7, test::one_sign_draw);  // 864 products at stride 1
+    }
+  }
+}
+
+TEST_P(GroupedGpu, SeveralChannelsInViews) {
+  if (GetParam().dtype == CONVT3D_F32) GTEST_SKIP() << "a launch for each group";
+  for (Layout layout : {Layout::kNcdhw, Layout::kNdhwc}) {
+    Problem p = grouped(test::cubic_problem(2, 1, 1, 6, 3, 2, 1, 1), 4, 8, 8, layout);
+    p.has_add = 1;
+    p.x_alignment = p.add_alignment = p.y_alignment = 2;
+    run(p, 9);
+    Problem wide = p;
+    wide.in_channels = 50;
+    wide.groups = 1;
+    wide.out_channels = 41;
+    test::pack(wide, layout);
+    std::copy(wide.x_stride, wide.x_stride + 5, p.x_stride);
+    std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
+    for (int64_t& stride : p.add_stride) stride = 0;
+    run(p, 10);
   }
 }
 

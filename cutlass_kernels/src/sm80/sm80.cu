@@ -129,7 +129,16 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors
   return error == cudaSuccess ? CONVT3D_OK : fail(error, message);
 }
 
-constexpr Family kFamily{CONVT3D_KERNEL_SM80, supported, workspace_bytes, run};
+// PyTorch's own convolution, with the rest in place behind it, takes 0.7 of the time for depthwise sums of fp32 along
+// rows (docs/performance-log.md), where the GPU's time is longer than the host's.
+bool worthwhile(Problem const& p, convt3d_device const&) {
+  bool const unit_stride = p.stride[0] == 1 && p.stride[1] == 1 && p.stride[2] == 1;
+  bool const depthwise = p.groups > 1 && p.groups == p.in_channels;
+  return !depthwise || !unit_stride || p.dtype != CONVT3D_F32 || grouped::lanes_are_channels(p) ||
+         element_count(y_shape(p)) < (int64_t{1} << 21);
+}
+
+constexpr Family kFamily{CONVT3D_KERNEL_SM80, supported, workspace_bytes, run, worthwhile};
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sm80/grouped/grouped.hpp"
+#include "sm80/grouped/mma_launch.hpp"
 #include "sm80/grouped/params.hpp"
 
 namespace convt3d::sm80::grouped {
@@ -47,6 +48,14 @@ Params make_params(Problem const& p, convt3d_tensors const& t) {
   }
   params.row_products = static_cast<int>(most_taps(p, 2));
   params.part_products = static_cast<int>(products_of_part(p));
+  params.activation = p.activation;
+  params.negative_slope = p.negative_slope;
+  params.add_after = p.add_order == CONVT3D_ADD_AFTER;
+  int const bytes = element_bytes(p);
+  params.y_in_pairs = pairs_are_aligned(y_shape(p), p.y_stride, p.y_alignment, bytes);
+  params.add_in_pairs =
+      p.has_add && add_stride[4] == 1 && pairs_are_aligned(y_shape(p), add_stride.v, p.add_alignment, bytes);
+  if (mma::worthwhile(p)) return params;
   params.position_tiles = cutlass::FastDivmod(static_cast<int>(position_tiles(p)));
   params.channel_blocks = cutlass::FastDivmod(static_cast<int>(channel_blocks(p)));
   if (takes_cells(p)) {
@@ -58,13 +67,6 @@ Params make_params(Problem const& p, convt3d_tensors const& t) {
       params.shift[axis - 1] = static_cast<int>(cell_shift(p.kernel[axis], p.padding[axis]));
     }
   }
-  params.activation = p.activation;
-  params.negative_slope = p.negative_slope;
-  params.add_after = p.add_order == CONVT3D_ADD_AFTER;
-  int const bytes = element_bytes(p);
-  params.y_in_pairs = pairs_are_aligned(y_shape(p), p.y_stride, p.y_alignment, bytes);
-  params.add_in_pairs =
-      p.has_add && add_stride[4] == 1 && pairs_are_aligned(y_shape(p), add_stride.v, p.add_alignment, bytes);
   return params;
 }
 
@@ -72,6 +74,12 @@ Params make_params(Problem const& p, convt3d_tensors const& t) {
 
 Status run(Problem const& p, convt3d_tensors const& t, void* stream, Message& message) {
   Params const params = make_params(p, t);
+  if (mma::worthwhile(p)) {
+    cudaError_t const error = mma::launch(p, params, static_cast<cudaStream_t>(stream));
+    if (error == cudaSuccess) return CONVT3D_OK;
+    cudaGetLastError();  // reported here; the next call must not find it
+    return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
+  }
   dim3 const grid(static_cast<unsigned>(position_tiles(p) * channel_blocks(p) * p.batch),
                   static_cast<unsigned>(class_count(p)));
   size_t const shared_bytes = sizeof(float) * static_cast<size_t>(block_weights(p));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Groups of few input channels (depthwise: of one). Such a sum has few products for each tap, and nothing that a tensor
-// core could share, so these are gathers with plain fp32 multiply-adds, all groups in one launch, without a workspace.
+// Groups of few input channels, all in one launch, without a workspace. A depthwise sum (one channel) has one product
+// for each tap, and nothing that a tensor core could share: gathers with plain fp32 multiply-adds. Groups of several
+// channels in 16-bit types have a kernel on tensor cores (mma.hpp).
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include "convt3d/problem.hpp"
 #include "groups.hpp"
 #include "message.hpp"
+#include "sm80/grouped/mma.hpp"
 #include "sm80/limits.hpp"
 
 namespace convt3d::sm80::grouped {
@@ -17,10 +19,10 @@ constexpr int kThreads = 256;
 constexpr int kLaneChannels = 32;  // channels last: a lane for each of 32 output channels
 constexpr int kSteps = 8;      // a block has so many times the positions of its threads, for one load of the weights
 constexpr int kPositions = 4;  // of a thread of the general kernel at a time
-constexpr int64_t kMaxWeights = 11264;    // in shared memory: 44 KB
-constexpr int64_t kMaxInputs = 4;         // of a group, where a launch for each group is the alternative
-constexpr int64_t kMaxInputsOfMany = 16;  // and where there are too many groups for that
-constexpr int64_t kMaxStride = 8;         // along one dimension
+constexpr int64_t kMaxWeights = 11264;             // in shared memory: 44 KB
+constexpr int64_t kMaxInputs = mma::kMaxGathered;  // of a group, where a launch for each group is the alternative
+constexpr int64_t kMaxInputsOfMany = 16;           // and where there are too many groups for that
+constexpr int64_t kMaxStride = 8;                  // along one dimension
 
 /// Products that may go into one fp32 number, one after the other: the roundings of as many of one sign stay within the
 /// bound of docs/numerics.md.
@@ -127,8 +129,11 @@ inline Status supported(Problem const& p, Message& message) {
                         static_cast<long long>(value), limit);
   };
   int64_t const inputs = p.in_channels / p.groups;
-  if (inputs > kMaxInputs && p.groups <= kMaxGroupRuns) return no("the input channels of one", inputs, "at most 4");
-  if (inputs > kMaxInputsOfMany) return no("the input channels of one", inputs, "at most 16 beyond 32 groups");
+  bool const on_tensor_cores = mma::worthwhile(p);
+  if (!on_tensor_cores && inputs > kMaxInputs && p.groups <= kMaxGroupRuns)
+    return no("the input channels of one", inputs, "at most 4");
+  if (!on_tensor_cores && inputs > kMaxInputsOfMany)
+    return no("the input channels of one", inputs, "at most 16 beyond 32 groups");
   if (p.in_channels > kMaxInt) return no("the input channel count", p.in_channels, "less than 2^31");
   if (p.out_channels > kMaxExtent) return no("the output channel count", p.out_channels, "at most 2^20");
   int64_t distance = 0;
@@ -146,6 +151,7 @@ inline Status supported(Problem const& p, Message& message) {
     distance += reach * stride;
   }
   if (distance > kMaxInt) return no("the distance within a channel of x", distance, "less than 2^31 elements");
+  if (on_tensor_cores) return CONVT3D_OK;
   if (tap_count(p) > kMaxWeights) return no("the number of taps", tap_count(p), "at most 11264");
   if (block_weights(p) > kMaxWeights) {
     return no("the weights of a thread block", block_weights(p), "at most 11264");
