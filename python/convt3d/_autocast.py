@@ -3,14 +3,16 @@
 
 Of parameters autocast keeps what its rules have cast until the outermost autocast ends, so that PyTorch's
 convolutions do not cast a weight in every call. It has no function that would give what it keeps. So we keep
-our own casts, for just as long: autocast keeps one tensor for us, a cast of an empty parameter, and our casts
-are an attribute of that.
+our own casts, for just as long: autocast keeps the cast of an empty parameter for us, and once nobody but us
+has that cast's storage, it has forgotten all. The memory of ours is free with the next such call, or with the
+parameter.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,20 +25,25 @@ _autocast_dtype = torch.get_autocast_dtype
 _is_cache_enabled = torch.is_autocast_cache_enabled
 _is_capturing = torch.cuda.is_current_stream_capturing
 _einsum: Any = torch._VF.einsum  # type: ignore[attr-defined]
+_C: Any = torch._C
+_storage_address = getattr(_C, "_storage_address", None)
+_storage_use_count = getattr(_C, "_storage_Use_Count", None)
 
 _Tensors = TypeVar("_Tensors", bound=tuple[Any, ...])
 
 
 class _Casts(dict[int, tuple["weakref.ref[Tensor]", Tensor]]):
-    """Parameters, by id, and their casts. A class of its own, since a dict has no weak references."""
+    """Parameters, by id, and their casts, of the time while autocast has ``mark``'s storage, too."""
+
+    def __init__(self, mark: Tensor) -> None:
+        super().__init__()
+        self.mark = mark
+        self.storage = _storage_address(mark)  # type: ignore[misc]
 
 
-def _none() -> _Casts | None:
-    return None
-
-
-_latest: Callable[[], _Casts | None] = _none
-_parameters: dict[torch.device, Tensor] = {}
+_latest: _Casts | None = None
+_parameter: Tensor | None = None  # the empty one
+_lock = threading.RLock()
 
 # To begin costs more than to cast, and is of no use where every pass has an autocast of its own: where no
 # cast was used twice, so many for each of them are made without.
@@ -62,7 +69,10 @@ def after_autocast(tensors: _Tensors) -> _Tensors:
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A CUDA tensor in autocast's type, of which CUDA's is ``dtype``."""
     global _kept, _used, _without
-    casts = _latest()
+    casts = _latest
+    if casts is not None and _storage_use_count(casts.storage) < 2:  # type: ignore[misc]
+        casts.clear()
+        casts = None
     known = None if casts is None else casts.get(id(tensor))
     if known is not None and known[0]() is tensor and known[1].dtype is dtype and _keeps():
         _used = True
@@ -84,10 +94,13 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
             _without -= 1
         else:
             casts = _begin(tensor.device)
+            if casts is None:
+                _without = _PATIENCE * _PATIENCE
     cast = tensor.to(dtype)
     if casts is not None:
         _kept += 1
-        casts[id(tensor)] = weakref.ref(tensor), cast
+        key = id(tensor)
+        casts[key] = weakref.ref(tensor, partial(casts.pop, key)), cast  # the other argument is a default
     return cast
 
 
@@ -97,18 +110,20 @@ def _keeps() -> bool:
 
 
 def _begin(device: torch.device) -> _Casts | None:
-    """Casts that live as long as what autocast keeps from now on; None where it keeps nothing."""
-    global _latest, _kept, _used
-    with torch.inference_mode(False):  # or nobody notes what the view is of
-        parameter = _parameters.get(device)
-        if parameter is None:
-            parameter = _parameters[device] = torch.nn.Parameter(torch.empty(0, device=device))
-        # An operation with such a rule, which gives a view of its operand.
-        kept = _einsum("...", [parameter])._base
-    if kept is None or kept is parameter:
+    """Casts for as long as what autocast keeps from now on; None where it keeps nothing."""
+    global _latest, _parameter, _kept, _used
+    if _storage_address is None or _storage_use_count is None:  # this torch has no such functions
         return None
-    casts: _Casts | None = getattr(kept, "convt3d_casts", None)  # another thread's
-    if casts is None:
-        casts = kept.convt3d_casts = _Casts()
-    _latest, _kept, _used = weakref.ref(casts), 0, False
-    return casts
+    with _lock, torch.inference_mode(False):
+        # Another thread's, whose mark would count as a use of the storage.
+        if _latest is not None and _storage_use_count(_latest.storage) > 1:
+            return _latest
+        if _parameter is None:
+            _parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.float32, device=device))
+        # An operation with such a rule, which gives a view of its operand. No Python object of the operand's:
+        # to let go of one takes the interpreter's lock, which autocast must not wait for while it forgets.
+        casts = _Casts(_einsum("...", [_parameter]).data)
+        if casts.mark.dtype is torch.float32 or _storage_use_count(casts.storage) != 2:
+            return None
+        _latest, _kept, _used = casts, 0, False
+        return casts

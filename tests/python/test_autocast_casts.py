@@ -17,31 +17,28 @@ TYPE = torch.float16  # CUDA's autocast type unless it is set
 
 
 class Kept:
-    """What autocast keeps, as it keeps it: the tensors, but not the Python objects they have."""
+    """What autocast keeps."""
 
     def __init__(self) -> None:
-        self._views: dict[int, Tensor] = {}
+        self._tensors: dict[int, Tensor] = {}
 
     def einsum(self, equation: str, operands: list[Tensor]) -> Tensor:
         (operand,) = operands
-        if id(operand) not in self._views:
-            self._views[id(operand)] = operand.detach().to(TYPE).view(-1)
-        base = self._views[id(operand)]._base
-        assert base is not None
-        return base.view(-1)
+        if id(operand) not in self._tensors:
+            self._tensors[id(operand)] = operand.detach().to(TYPE)
+        return self._tensors[id(operand)].view(-1)
 
     def clear(self) -> None:
-        self._views.clear()
-        gc.collect()
+        self._tensors.clear()
 
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     made = Kept()
     monkeypatch.setattr(_autocast, "_einsum", made.einsum)
-    monkeypatch.setattr(_autocast, "_latest", _autocast._none)
     monkeypatch.setattr(_autocast, "_is_capturing", lambda: False)
-    for name, value in (("_kept", 0), ("_used", True), ("_without", 0)):
+    state = {"_latest": None, "_parameter": None, "_kept": 0, "_used": True, "_without": 0}
+    for name, value in state.items():
         monkeypatch.setattr(_autocast, name, value)
     return made
 
@@ -73,9 +70,13 @@ def test_one_cast_until_autocast_forgets(kept: Kept) -> None:
     gc.collect()
     assert gone() is not None
     kept.clear()
-    assert gone() is None
     first.data.fill_(7.0)  # changes neither version nor address
-    assert torch.equal(cast(first), torch.full((3, 2), 7.0, dtype=TYPE))
+    again = cast(first)
+    assert torch.equal(again, torch.full((3, 2), 7.0, dtype=TYPE)) and cast(first) is again
+    del again
+    gone = weakref.ref(cast(first))
+    del first
+    assert gone() is None  # with its parameter
 
 
 @pytest.mark.usefixtures("without_gradients")
@@ -113,7 +114,7 @@ def test_another_type_or_tensor(kept: Kept) -> None:
         assert cast(parameter, torch.bfloat16).dtype == torch.bfloat16
     finally:
         torch.set_autocast_dtype("cuda", before)
-    casts = _autocast._latest()
+    casts = _autocast._latest
     assert casts is not None
     casts[id(other)] = casts[id(parameter)]
     assert torch.equal(cast(other), other.to(TYPE))
@@ -128,7 +129,9 @@ def test_nothing_is_kept_where_it_is_of_no_use(kept: Kept) -> None:
     for i in range(2 * (_autocast._PATIENCE + 1)):
         for parameter in parameters:
             assert torch.equal(cast(parameter), parameter.to(TYPE))
-        keeps.append(_autocast._latest() is not None)
+        latest = _autocast._latest
+        keeps.append(latest is not None and len(latest) == len(parameters))
+        assert keeps[-1] or not latest
         kept.clear()
         parameters[0].data.fill_(i)
     assert keeps == 2 * [True, *_autocast._PATIENCE * [False]]
@@ -139,11 +142,48 @@ def test_nothing_is_kept_where_it_is_of_no_use(kept: Kept) -> None:
         kept.clear()
 
 
-def test_where_autocast_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_autocast, "_einsum", lambda equation, operands: torch.zeros(1))
-    monkeypatch.setattr(_autocast, "_latest", _autocast._none)
-    monkeypatch.setattr(_autocast, "_is_capturing", lambda: False)
-    monkeypatch.setattr(_autocast, "_used", True)
+def cast_fp32(equation: str, operands: list[Tensor]) -> Tensor:
+    return operands[0].view(-1)
+
+
+def cast_anew(equation: str, operands: list[Tensor]) -> Tensor:
+    return operands[0].to(TYPE).view(-1)
+
+
+@pytest.mark.parametrize("einsum", [cast_fp32, cast_anew])
+def test_where_autocast_keeps_nothing(kept: Kept, monkeypatch: pytest.MonkeyPatch, einsum: Any) -> None:
+    monkeypatch.setattr(_autocast, "_einsum", einsum)
     parameter = nn.Parameter(torch.randn(2))
     with torch.no_grad():
-        assert cast(parameter) is not cast(parameter) and torch.equal(cast(parameter), parameter.to(TYPE))
+        assert cast(parameter) is not cast(parameter)
+        assert torch.equal(cast(parameter), parameter.to(TYPE))
+
+
+def test_a_torch_without_the_counts(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_autocast, "_storage_use_count", None)
+    parameter = nn.Parameter(torch.randn(2))
+    with torch.no_grad():
+        assert cast(parameter) is not cast(parameter)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16])
+def test_another_default_type(kept: Kept, default: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    parameter = nn.Parameter(torch.randn(2))
+    torch.set_default_dtype(default)
+    try:
+        with torch.no_grad():
+            assert cast(parameter) is cast(parameter)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_threads_share_one_mark(kept: Kept) -> None:
+    """A second one would keep the storage of the first in use for good."""
+    parameter = nn.Parameter(torch.randn(2))
+    with torch.no_grad():
+        one = cast(parameter)
+        assert _autocast._begin(parameter.device) is _autocast._latest and cast(parameter) is one
+        kept.clear()
+        parameter.data.fill_(3.0)
+        assert torch.equal(cast(parameter), parameter.to(TYPE))
