@@ -34,6 +34,10 @@ convt3d::sm80::patch::PatchLaunchFn convt3d::sm80::select_patch_kernel(Problem c
                                                                        convt3d_device const&) {
   return nullptr;
 }
+convt3d::sm80::columns::ColumnsLaunchFn convt3d::sm80::columns::select(Problem const&,
+                                                                       convt3d_device const&) {
+  return nullptr;
+}
 convt3d::Status convt3d::sm80::grouped::run(Problem const&, convt3d_tensors const&, void*, Message& message) {
   return message.fail(CONVT3D_NOT_SUPPORTED, "groups are not compiled here");
 }

@@ -22,6 +22,7 @@
 #include "convt3d/convt3d.h"
 #include "convt3d/numerics.hpp"
 #include "reference.hpp"
+#include "sm80/columns/geometry.hpp"
 
 namespace convt3d::test {
 
@@ -240,6 +241,17 @@ inline float near_infinity_draw(Random& random) {
 }
 inline float small_draw(Random& random) { return random.uniform() * 1e-3f; }
 
+/// The sm80 family by name means its usual kernels, which for small problems are not its fastest, but where a test
+/// wants the columns kernel.
+struct UsualKernels {
+  explicit UsualKernels(convt3d_kernel kernel) {
+    sm80::columns::nowhere = kernel == CONVT3D_KERNEL_SM80 && !sm80::columns::wherever_possible;
+  }
+  ~UsualKernels() { sm80::columns::nowhere = false; }
+  UsualKernels(UsualKernels const&) = delete;
+  UsualKernels& operator=(UsualKernels const&) = delete;
+};
+
 /// Runs `p` on `kernel` twice with seeded data: x, bias and add from `draw`, the weight from `draw_weight` (the same if
 /// null). Expects, by EXPECT_*: every output within the bound, nothing written
 /// outside of y, inputs unchanged, both runs bitwise equal. Where the exact result is infinite or nan, y must be the
@@ -247,6 +259,7 @@ inline float small_draw(Random& random) { return random.uniform() * 1e-3f; }
 [[nodiscard]] inline Outcome run_case(Problem const& p, convt3d_kernel kernel, uint64_t seed, double* worst = nullptr,
                                       float (*draw)(Random&) = uniform_draw, float (*draw_weight)(Random&) = nullptr) {
   SCOPED_TRACE(describe(p) + " seed " + std::to_string(seed));
+  UsualKernels const usual(kernel);
   char text[512] = "";
   convt3d_device device{};
   convt3d_plan plan{};

@@ -199,8 +199,9 @@ TEST(Sm90Choice, SmallProblemsGoToTheFasterFamily) {
   Case const cases[] = {
       {kF16, 2, 64, 32, 6, 2, true, false},     {kF16, 2, 32, 32, 8, 1, true, false},
       {kTf32, 2, 32, 32, 6, 2, false, false},   {kF16, 2, 32, 32, 24, 2, false, true},
-      {kF16, 2, 128, 128, 4, 2, true, true},    {kTf32, 2, 256, 128, 4, 2, false, true},
-      {kTf32, 2, 768, 128, 4, 2, true, true},   {kTf32, 3, 128, 128, 4, 8, true, true},
+      {kF16, 2, 128, 128, 4, 2, true, false},   {kTf32, 2, 256, 128, 4, 2, false, false},
+      {kTf32, 2, 768, 128, 4, 2, true, false},  {kTf32, 2, 768, 128, 8, 2, false, true},
+      {kF16, 3, 128, 128, 8, 2, false, true},   {kTf32, 2, 320, 320, 8, 1, true, true},
       {kTf32, 3, 768, 128, 6, 1, false, false}, {kF16, 3, 768, 128, 6, 1, true, false},
       {kTf32, 3, 512, 256, 6, 8, false, false}, {kF16, 2, 64, 32, 32, 1, false, true},
       {kIeee, 2, 128, 64, 12, 1, true, false},  {kIeee, 3, 320, 256, 8, 8, true, true},

@@ -3,14 +3,16 @@
 // How long the family's kernels take for a small problem, for the choice between families.
 #pragma once
 
+#include "sm80/columns/choice.hpp"
 #include "sm80/joint/geometry.hpp"
 
 namespace convt3d::sm80 {
 
-/// Microseconds of GPU time on an H200, the pre-pass included: fitted to stride 2, kernel 2 and 3, 16 to 768 channels,
-/// from 4^3 to 32^3, batch 1 to 8 (docs/performance-log.md), and within 30 % of nine in ten of these. A sum of what
-/// starting takes, the products of the longest class one after the other, all products, and the bytes.
-inline double estimated_microseconds(Problem const& p, int multiprocessors) {
+/// Of the joint kernel and of the implicit GEMM: microseconds of GPU time on an H200, the pre-pass included, fitted to
+/// stride 2, kernel 2 and 3, 16 to 768 channels, from 4^3 to 32^3, batch 1 to 8 (docs/performance-log.md), and within
+/// 30 % of nine in ten of these. A sum of what starting takes, the products of the longest class one after the other,
+/// all products, and the bytes.
+inline double usual_microseconds(Problem const& p, int multiprocessors) {
   struct Fit {
     double start, longest, products, weights, tensors;
   };
@@ -42,6 +44,22 @@ inline double estimated_microseconds(Problem const& p, int multiprocessors) {
   double const elements = 1e-6 * static_cast<double>(element_count(x_shape(p)) + element_count(y_shape(p)));
   return fit.start + fit.longest * static_cast<double>(most_taps(p) * steps_per_tap) + fit.products * steps +
          fit.weights * weights + fit.tensors * elements;
+}
+
+/// Whether the columns kernel computes a problem that the family supports and has no patch kernel for.
+inline bool chooses_columns(Problem const& p, int multiprocessors) {
+  if (!columns::takes(p) || columns::nowhere.load(std::memory_order_relaxed)) return false;
+  if (columns::wherever_possible.load(std::memory_order_relaxed)) return true;
+  for (int64_t stride : p.stride) {
+    if (stride > 2) return false;  // not measured
+  }
+  return columns::estimated_microseconds(p, multiprocessors) < usual_microseconds(p, multiprocessors);
+}
+
+/// Of the faster one.
+inline double estimated_microseconds(Problem const& p, int multiprocessors) {
+  return chooses_columns(p, multiprocessors) ? columns::estimated_microseconds(p, multiprocessors)
+                                             : usual_microseconds(p, multiprocessors);
 }
 
 }  // namespace convt3d::sm80

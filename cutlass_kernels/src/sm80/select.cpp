@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sm80/select.hpp"
 
+#include "sm80/columns/instances.hpp"
+#include "sm80/estimate.hpp"
 #include "sm80/instances/instances.hpp"
 #include "sm80/joint/geometry.hpp"
 #include "sm80/joint/instances.hpp"
@@ -22,6 +24,13 @@ patch::PatchLaunchFn select_patch_kernel(Problem const& p, convt3d_device const&
   if (p.dtype == CONVT3D_BF16) return unit == 2 ? patch::bf16_u2 : unit == 4 ? patch::bf16_u4 : patch::bf16_u8;
   if (uses_tf32(p)) return unit == 2 ? patch::tf32_u2 : patch::tf32_u4;
   return unit == 2 ? patch::ieee_u2 : patch::ieee_u4;
+}
+
+columns::ColumnsLaunchFn columns::select(Problem const& p, convt3d_device const& device) {
+  if (!chooses_columns(p, device.multiprocessors)) return nullptr;
+  if (p.dtype == CONVT3D_F16) return launch_f16;
+  if (p.dtype == CONVT3D_BF16) return launch_bf16;
+  return uses_tf32(p) ? launch_tf32 : launch_ieee;
 }
 
 namespace {

@@ -2,7 +2,11 @@
 //
 // The sm80 family behind the library's Family interface: what it supports, its workspace, and a run: pre-pass, then
 // the kernel that select.hpp chose. Patch expansion and groups of few channels have kernels that read x where it lies.
+#include <algorithm>
+
 #include "dispatch.hpp"
+#include "sm80/columns/geometry.hpp"
+#include "sm80/columns/instances.hpp"
 #include "sm80/conditional.hpp"
 #include "sm80/grouped/grouped.hpp"
 #include "sm80/joint/geometry.hpp"
@@ -66,7 +70,9 @@ int64_t partial_sums_offset(Problem const& p) { return round_up(operand_layout(p
 size_t workspace_bytes(Problem const& p, convt3d_device const& device) {
   if (p.groups != 1 || element_count(y_shape(p)) == 0) return 0;
   if (select_patch_kernel(p, device) != nullptr) return size_t(patch::workspace_bytes(p, device.compute_capability));
-  return run_if_workspace_bytes(p);
+  size_t const usual = run_if_workspace_bytes(p);
+  if (columns::select(p, device) == nullptr) return usual;
+  return std::max(usual, size_t(columns::workspace_bytes(p)));
 }
 
 // Whether the code in here that a device of compute capability 9.0 runs was compiled for it. Code for SM80 has no
@@ -124,8 +130,12 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors
   Status const status = current_device(&device, message);
   if (status != CONVT3D_OK) return status;
   patch::PatchLaunchFn const patch_kernel = select_patch_kernel(p, device);
-  if (patch_kernel == nullptr) return enqueue(p, tensors, nullptr, 0, stream, message);
-  cudaError_t const error = patch_kernel({&p, &tensors, device, starts_early()}, stream);
+  columns::ColumnsLaunchFn const columns_kernel = patch_kernel == nullptr ? columns::select(p, device) : nullptr;
+  // The weight's alignment is not known before. The usual kernels take any.
+  bool const by_columns = columns_kernel != nullptr && reinterpret_cast<uintptr_t>(tensors.weight) % kAccessBytes == 0;
+  if (patch_kernel == nullptr && !by_columns) return enqueue(p, tensors, nullptr, 0, stream, message);
+  cudaError_t const error = by_columns ? columns_kernel({&p, &tensors, starts_early()}, stream)
+                                       : patch_kernel({&p, &tensors, device, starts_early()}, stream);
   return error == cudaSuccess ? CONVT3D_OK : fail(error, message);
 }
 
