@@ -167,7 +167,8 @@ TEST(Sm90Stream, WorkspaceInIeeeMode) {
   EXPECT_LE(w.scans + kScanResults * 4, w.weight_scans);
   EXPECT_LE(w.weight_scans + tiles * kWeightScanResults * 4, w.weight_exponents);
   EXPECT_LE(w.weight_exponents + tiles * 4, w.state);
-  EXPECT_LE(w.state + sizeof(SplitState), w.pieces);
+  EXPECT_LE(w.state + sizeof(SplitState), w.tiny_x);
+  EXPECT_LE(w.tiny_x + 2 * 5 * 4, w.pieces);  // for each plane
   EXPECT_EQ(w.pieces + tiles * 27 * 3 * kPieceBytes, w.x);
   // Whole slabs of parts: 96 channels for 72.
   EXPECT_EQ(w.x + size_t{2} * 5 * 9 * 18 * 96 * 4, w.bytes);

@@ -7,10 +7,10 @@
 // just below fp16's end, the parts hold t to 2^-22 of itself down to fp16's smallest normal value, 2^-29 of the
 // largest. A tiny value, below that, loses digits: as denormal numbers its parts hold it to 2^-36, whatever it is.
 //
-// The streaming kernel replaces tiny values by nan, so that every output which they reach comes out nan and is computed
-// again by the definition (cold_path.hpp). The resident kernel multiplies them: what they lack can matter only to an
-// output that is small itself (tiny_floor below), and only where one was met. Such outputs alone become nan. Either
-// way each output is right by itself. Tensors with more such values or outputs than a few are left to the sm80 family
+// Tiny values are multiplied: what they lack can matter only to an output that is small itself (kTinyFloor below), and
+// only where one was met. Such outputs alone become nan and are computed again by the definition (cold_path.hpp), so
+// that each output is right by itself. The resident kernel's loaders count tiny values slab by slab, the streaming
+// kernel's pre-kernel plane by plane. Tensors with more such values or outputs than a few are left to the sm80 family
 // (split_route.hpp).
 #pragma once
 

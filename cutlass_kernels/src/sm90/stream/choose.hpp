@@ -109,10 +109,16 @@ constexpr bool reads_x_in_place(Problem const& p) {
   return true;
 }
 
-/// More values of x that parts do not hold send the problem to the sm80 family: each costs the cold path about a
-/// thousand outputs.
+/// More values of x than this that parts cannot hold send the problem to the sm80 family: each costs the cold path
+/// about a thousand outputs.
 constexpr unsigned long long too_many_bad(int64_t values) {
   return 8 + static_cast<unsigned long long>(values) / 131072;
+}
+
+/// Likewise tiny values. Only outputs that are small themselves are computed again, but where many values are tiny,
+/// many are.
+constexpr unsigned long long too_many_tiny(int64_t values) {
+  return 8 + static_cast<unsigned long long>(values) / 16384;
 }
 
 /// Of `places`, each of which has an item of every class, how many are left for the end, where items come class by
@@ -133,7 +139,7 @@ constexpr int places_by_class(Problem const& p, int places, int multiprocessors)
 struct Workspace {
   // Offsets and the total. The scan's results and what follows from them are of fp32 in ieee mode alone; behind the
   // total comes the sm80 family's then.
-  size_t counter, owners, scans, weight_scans, weight_exponents, state, pieces, x, bytes;
+  size_t counter, owners, scans, weight_scans, weight_exponents, state, tiny_x, pieces, x, bytes;
 };
 
 constexpr Workspace workspace_layout(Problem const& p) {
@@ -154,6 +160,7 @@ constexpr Workspace workspace_layout(Problem const& p) {
   w.weight_scans = place(split ? tiles * kWeightScanResults * 4 : 0);
   w.weight_exponents = place(split ? tiles * 4 : 0);
   w.state = place(split ? sizeof(SplitState) : 0);
+  w.tiny_x = place(split ? static_cast<size_t>(p.batch * p.in_size[0]) * 4 : 0);
   w.pieces = place(tiles * tile_pieces(p) * kPieceBytes);
   w.x = at;
   w.bytes = at;

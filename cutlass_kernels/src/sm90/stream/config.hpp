@@ -29,10 +29,11 @@ struct Config {
 
 /// What the pre-kernels of fp32 in ieee mode tell the main one, beside the exponents of the weights.
 struct SplitState {
-  unsigned long long bad_x;  // values that parts do not hold
-  int32_t bad_weights;       // whether there are such values among them
-  int32_t x_exponent;        // of the scale
-  int32_t declined;          // whether the sm80 family is to compute the problem
+  unsigned long long bad_x;   // values that are nan or infinite as parts
+  unsigned long long tiny_x;  // values whose parts lack digits
+  int32_t bad_weights;        // whether there are values of either kind among them
+  int32_t x_exponent;         // of the scale
+  int32_t declined;           // whether the sm80 family is to compute the problem
 };
 
 }  // namespace convt3d::sm90::stream

@@ -203,7 +203,10 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
     k.split.weight_largest = words(layout.weight_scans);
     k.split.weight_exponent = reinterpret_cast<int32_t*>(workspace + layout.weight_exponents);
     k.split.state = reinterpret_cast<SplitState*>(workspace + layout.state);
-    k.split.too_many = too_many_bad(element_count(x_shape(p)));
+    k.split.tiny_x = words(layout.tiny_x);
+    k.split.products = static_cast<uint32_t>(most_products(p));
+    k.split.too_many_bad = too_many_bad(element_count(x_shape(p)));
+    k.split.too_many_tiny = too_many_tiny(element_count(x_shape(p)));
     w.split = k.split;
     w.sample = scan_params(p, t.x);
     choose_sample(w.sample, kScanResults * (kSampleThreads / 32));
@@ -228,6 +231,7 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   int64_t const piece_vectors = static_cast<int64_t>(w.channel_tiles) * w.tile_pieces * (kPieceBytes / 16);
   int64_t const piece_blocks = (piece_vectors + kPrepareThreads - 1) / kPrepareThreads;
   w.piece_ctas = static_cast<int32_t>(piece_blocks < kPieceCtas ? piece_blocks : kPieceCtas);
+  w.piece_every = static_cast<int32_t>(1 + w.x_blocks / w.piece_ctas);
   return true;
 }
 

@@ -14,6 +14,7 @@
 #include "sm90/split_route.hpp"
 #include "sm90/stream/epilogue.hpp"
 #include "sm90/stream/parts_mainloop.hpp"
+#include "sm90/stream/small_sums.hpp"
 #include "sm90/stream/suspects.hpp"
 
 namespace convt3d::sm90::stream {
@@ -23,6 +24,7 @@ struct Kernel {
   static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
   using Mainloop = std::conditional_t<kSplit, PartsMainloop<kWidth>, StreamMainloop<T, kWidth>>;
   using Epilogue = StreamEpilogue<T, kChannelsLast, Tail, kWidth>;
+  using Small = SmallSums<kChannelsLast, kWidth>;
 
   // Two warpgroups, for setmaxnreg. One in ieee mode, whose consumers hold half as many sums again.
   static constexpr int kFeedingWarps = kSplit ? 4 : 8;
@@ -124,13 +126,18 @@ struct Kernel {
       typename Mainloop::Accumulators acc;
       Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc);
       if constexpr (kSplit) {
-        if (__any_sync(0xffffffffu, Mainloop::holds_nan(acc)) && lane == 0) shared.suspect_items.add(number);
+        // All loads at once.
+        uint32_t tiny = Small::tiny_of_plane(params, item, group, lane);
+        bits = Epilogue::channel_bits(e, item, warp, lane);
+        bool suspect = Mainloop::holds_nan(acc);
+        tiny = __reduce_add_sync(0xffffffffu, tiny);
+        if (tiny != 0 && Small::spoil(params, item, group, warp, lane, tiny, acc)) suspect = true;
+        if (__any_sync(0xffffffffu, suspect) && lane == 0) shared.suspect_items.add(number);
       } else {
         bool const holds_nan = Mainloop::holds_nan(acc);
         nan_seen = nan_seen || holds_nan;
         if (holds_nan) Mainloop::suspect_infinities(acc);
       }
-      if constexpr (kSplit) bits = Epilogue::channel_bits(e, item, warp, lane);
       typename Epilogue::Channels channels = bits.channels();
       if constexpr (kSplit) {
         SplitRoute::Scales const scales{__ldcg(&params.split.state->x_exponent),
@@ -178,7 +185,9 @@ struct Kernel {
 
   /// Whether parts do not hold the operands of this problem. CTA 0 leaves the answer to the sm80 family's launches.
   CUTLASS_DEVICE static bool declines(StreamSplit const& split) {
-    bool const declined = __ldcg(&split.state->bad_weights) != 0 || __ldcg(&split.state->bad_x) > split.too_many;
+    SplitState const& found = *split.state;
+    bool const declined = __ldcg(&found.bad_weights) != 0 || __ldcg(&found.bad_x) > split.too_many_bad ||
+                          __ldcg(&found.tiny_x) > split.too_many_tiny;
     if (blockIdx.x == 0 && threadIdx.x == 0) split.state->declined = declined;
     return declined;
   }

@@ -32,7 +32,9 @@ struct StreamSplit {
   uint32_t* weight_largest;  // likewise, kWeightScanResults for each channel tile
   int32_t* weight_exponent;  // of each channel tile's scale
   SplitState* state;
-  unsigned long long too_many;  // more bad values of x than this are the sm80 family's
+  uint32_t* tiny_x;   // tiny values of x in each of its planes; from kManyTiny on, any number
+  uint32_t products;  // of an output at most
+  unsigned long long too_many_bad, too_many_tiny;  // more such values of x than these are the sm80 family's
 };
 
 struct StreamParams {
@@ -80,7 +82,7 @@ struct PieceParams {
   int32_t* counter;
   int32_t* owners;
   int64_t owner_count;
-  int32_t piece_ctas;
+  int32_t piece_ctas, piece_every;  // every so many-th CTA writes pieces, until there are enough
   // x: packed voxels, W fastest, or packed channels last.
   XPass x_pass;
   int32_t x_channels;  // of the copy

@@ -12,10 +12,9 @@ namespace convt3d::sm90::stream {
 /// Where channels 4 `group` and on begin among the hi parts; kLowPart further they begin among the lo parts.
 CONVT3D_HOST_DEVICE constexpr int parts_offset(int group) { return group * 8; }
 
-/// As kHeadRoom (split.hpp), but values below what the scale takes cost more here: each is nan, and a thousand outputs
-/// are computed again. What one value in 64 tells about all others is true within a factor of two: a value beyond
-/// that, which becomes nan likewise, is one that has no more than about 64 like it.
-constexpr int kPartsHeadRoom = 1;
+/// As kHeadRoom (split.hpp). A value beyond it costs more here, as it becomes nan in all the outputs that it reaches,
+/// but of a sample this large few values are four times the largest. More room makes more values tiny.
+constexpr int kPartsHeadRoom = 2;
 
 /// Bits of the smallest magnitude that rounds to infinity in its hi part at scale 2^k: 65520.
 CONVT3D_HOST_DEVICE constexpr uint32_t overflow_bits(int k) {

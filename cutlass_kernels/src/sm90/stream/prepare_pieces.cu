@@ -61,25 +61,71 @@ __device__ Scale<SplitFloat> operand_scale(int exponent) {
   return {{__uint_as_float(power_of_two_bits(exponent)), 2 * smallest_split(exponent)}, overflow_bits(exponent)};
 }
 
-/// Four channels in two parts. Returns how many of them the parts do not hold; these become nan.
-__device__ int store_parts(Scale<SplitFloat> const& scale, uint4 const& v, void* hi, void* lo) {
-  uint2 const ab = Operands<SplitFloat>::pair<true>(scale, v.x, v.y);
-  uint2 const cd = Operands<SplitFloat>::pair<true>(scale, v.z, v.w);
+/// Four channels in two parts.
+__device__ void store_parts(Scale<SplitFloat> const& scale, uint4 const& v, void* hi, void* lo) {
+  uint2 const ab = Operands<SplitFloat>::pair<false>(scale, v.x, v.y);
+  uint2 const cd = Operands<SplitFloat>::pair<false>(scale, v.z, v.w);
   *static_cast<uint2*>(hi) = make_uint2(ab.x, cd.x);
   *static_cast<uint2*>(lo) = make_uint2(ab.y, cd.y);
-  auto bad = [&](uint32_t bits) {
-    return static_cast<int>(2 * bits - 1 < scale.limit - 1 || (bits & 0x7fffffffu) >= scale.overflow);
-  };
-  return bad(v.x) + bad(v.y) + bad(v.z) + bad(v.w);
 }
 
+/// The same by all lanes of a warp, of which lane `i` has group `i` mod 8 of a row and stores 16 bytes where `inside`:
+/// an even lane the hi parts of its own and the next one's channels, an odd lane the lo parts.
+__device__ void store_parts_by_warp(Scale<SplitFloat> const& scale, uint4 const& v, unsigned char* row, bool inside) {
+  uint2 const ab = Operands<SplitFloat>::pair<false>(scale, v.x, v.y);
+  uint2 const cd = Operands<SplitFloat>::pair<false>(scale, v.z, v.w);
+  bool const low = threadIdx.x % 2 != 0;
+  uint2 const kept = low ? make_uint2(ab.y, cd.y) : make_uint2(ab.x, cd.x);
+  uint2 got = low ? make_uint2(ab.x, cd.x) : make_uint2(ab.y, cd.y);
+  got.x = __shfl_xor_sync(0xffffffffu, got.x, 1);
+  got.y = __shfl_xor_sync(0xffffffffu, got.y, 1);
+  uint4 const both = low ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
+  unsigned char* const to = row + parts_offset(static_cast<int>(threadIdx.x % 8) & ~1) + (low ? kLowPart : 0);
+  if (inside) *reinterpret_cast<uint4*>(to) = both;
+}
+
+/// Whether parts hold one of them badly: too large, not finite, or tiny.
+__device__ bool any_odd(Scale<SplitFloat> const& scale, uint4 const& v) {
+  auto odd = [&](uint32_t bits) { return 2 * bits - 1 < scale.limit - 1 || (bits & 0x7fffffffu) >= scale.overflow; };
+  return odd(v.x) || odd(v.y) || odd(v.z) || odd(v.w);
+}
+
+/// Values of x that parts hold badly, as a thread has met them.
+struct OddValues {
+  int bad = 0, tiny = 0;
+
+  /// Four of plane `plane()`, counted over samples.
+  template <class Plane>
+  __device__ void see(PieceParams const& p, Scale<SplitFloat> const& scale, uint4 const& v, Plane&& plane) {
+    if (!any_odd(scale, v)) return;
+    auto is_bad = [&](uint32_t bits) { return (bits & 0x7fffffffu) >= scale.overflow ? 1 : 0; };
+    bad += is_bad(v.x) + is_bad(v.y) + is_bad(v.z) + is_bad(v.w);
+    unsigned const found = scale.count_tiny(v);
+    if (found == 0) return;
+    tiny += static_cast<int>(found);
+    // Where all are tiny, atomics to few places would take long; these need no more than kManyTiny.
+    uint32_t* const of_plane = p.split.tiny_x + plane();
+    if (__ldcg(of_plane) < kManyTiny) atomicAdd(of_plane, found);
+  }
+
+  /// Called by whole warps.
+  __device__ void report(SplitState& state) const {
+    auto add = [](unsigned long long& total, int count) {
+      count = __reduce_add_sync(0xffffffffu, count);
+      if (count != 0 && threadIdx.x % 32 == 0) atomicAdd(&total, static_cast<unsigned long long>(count));
+    };
+    add(state.bad_x, bad);
+    add(state.tiny_x, tiny);
+  }
+};
+
 template <class T>
-__device__ void write_pieces(PieceParams const& p, int32_t const* exponents) {
+__device__ void write_pieces(PieceParams const& p, int64_t block, int32_t const* exponents) {
   constexpr int kVector = 16 / sizeof(T);
   using Stored = std::conditional_t<kSplit<T>, float, T>;
   using Bits = decltype(operand_bits(Stored{}));
   bool bad = false;
-  int64_t const index = static_cast<int64_t>(blockIdx.x) * kPrepareThreads + threadIdx.x;
+  int64_t const index = block * kPrepareThreads + threadIdx.x;
   int64_t const threads = static_cast<int64_t>(p.piece_ctas) * kPrepareThreads;
   if (index == 0) *p.counter = 0;
   for (int64_t i = index; i < p.owner_count; i += threads) p.owners[i] = 0;
@@ -120,8 +166,9 @@ __device__ void write_pieces(PieceParams const& p, int32_t const* exponents) {
     uint4 const vector = *reinterpret_cast<uint4 const*>(bits);
     if constexpr (kSplit<T>) {
       int const byte = parts_offset(group);
-      bad |= store_parts(operand_scale(exponents[tile]), vector, image + piece_offset(row, byte),
-                         image + piece_offset(row, byte + kLowPart)) != 0;
+      Scale<SplitFloat> const scale = operand_scale(exponents[tile]);
+      store_parts(scale, vector, image + piece_offset(row, byte), image + piece_offset(row, byte + kLowPart));
+      bad = bad || any_odd(scale, vector);
     } else {
       *reinterpret_cast<uint4*>(image + piece_offset(row, group * 16)) = vector;
     }
@@ -145,10 +192,9 @@ constexpr int kTurnBytes = 128 * kTurnVoxels;
 
 /// 128 bytes of channels by 128 voxels of a sample, turned in shared memory: reads run along the voxels, writes along
 /// the channels, both 16 bytes a thread. Vector `v` of a channel's row lies at v ^ (channel / vector), so that neither
-/// side conflicts. Returns how many values a thread has met that their parts do not hold.
+/// side conflicts.
 template <class T>
-__device__ int turn_x(PieceParams const& p, int64_t tile, Scale<T> const& scale) {
-  int bad = 0;
+__device__ void turn_x(PieceParams const& p, int64_t tile, Scale<T> const& scale, OddValues& odd) {
   constexpr int kVector = 16 / sizeof(T);
   constexpr int kChannels = 128 / sizeof(T);
   constexpr int kRowVectors = kTurnVoxels / kVector;
@@ -195,13 +241,16 @@ __device__ int turn_x(PieceParams const& p, int64_t tile, Scale<T> const& scale)
     }
     int const channel = channel_begin + group * kVector;
     int64_t const voxel = voxel_begin + static_cast<int64_t>(word) * kPerWord;
-    if (channel >= p.x_channels || voxel >= p.voxels) continue;
-    auto* const to = reinterpret_cast<uint4*>(out + voxel * p.x_channels + channel);
+    bool const inside = channel < p.x_channels && voxel < p.voxels;
     if constexpr (kSplit<T>) {
       auto* const row = reinterpret_cast<unsigned char*>(out + voxel * p.x_channels + channel_begin);
-      unsigned char* const hi = row + parts_offset(group);
-      bad += store_parts(scale, make_uint4(w[0], w[1], w[2], w[3]), hi, hi + kLowPart);
-    } else if constexpr (sizeof(T) == 4) {
+      uint4 const four = make_uint4(w[0], w[1], w[2], w[3]);
+      store_parts_by_warp(scale, four, row, inside);
+      if (inside) odd.see(p, scale, four, [&] { return n * p.in_size[0] + voxel / (p.in_size[1] * p.in_size[2]); });
+    }
+    if (kSplit<T> || !inside) continue;
+    auto* const to = reinterpret_cast<uint4*>(out + voxel * p.x_channels + channel);
+    if constexpr (sizeof(T) == 4) {
       *to = make_uint4(w[0], w[1], w[2], w[3]);
     } else {
       auto pair = [&](int c, uint32_t halves) { return __byte_perm(w[c], w[c + 1], halves); };
@@ -210,7 +259,6 @@ __device__ int turn_x(PieceParams const& p, int64_t tile, Scale<T> const& scale)
       *next = make_uint4(pair(0, 0x7632), pair(2, 0x7632), pair(4, 0x7632), pair(6, 0x7632));
     }
   }
-  return bad;
 }
 
 /// Where vector `at` of a packed copy goes in parts.
@@ -220,27 +268,30 @@ __device__ unsigned char* parts_of(PieceParams const& p, int64_t at) {
 
 /// x is packed channels last already.
 template <class T>
-__device__ int copy_x(PieceParams const& p, int64_t block, Scale<T> const& scale) {
-  int bad = 0;
+__device__ void copy_x(PieceParams const& p, int64_t block, Scale<T> const& scale, OddValues& odd) {
+  auto place = [&](int i) { return (block * kCopiesPerThread + i) * kPrepareThreads + threadIdx.x; };
+  uint4 v[kCopiesPerThread];
 #pragma unroll
   for (int i = 0; i < kCopiesPerThread; ++i) {
-    int64_t const at = (block * kCopiesPerThread + i) * kPrepareThreads + threadIdx.x;
-    if (at >= p.x_vectors) continue;
-    uint4 const v = __ldcs(static_cast<uint4 const*>(p.x) + at);
+    v[i] = place(i) < p.x_vectors ? __ldcs(static_cast<uint4 const*>(p.x) + place(i)) : make_uint4(0, 0, 0, 0);
+  }
+#pragma unroll
+  for (int i = 0; i < kCopiesPerThread; ++i) {
+    int64_t const at = place(i);
+    bool const inside = at < p.x_vectors;
     if constexpr (kSplit<T>) {
-      unsigned char* const hi = parts_of(p, at);
-      bad += store_parts(scale, v, hi, hi + kLowPart);
-    } else {
-      static_cast<uint4*>(p.x_out)[at] = operands<T>(v);
+      store_parts_by_warp(scale, v[i], static_cast<unsigned char*>(p.x_out) + at / 8 * 128, inside);
+      if (inside) odd.see(p, scale, v[i], [&] { return at / (p.x_channels / 4) / (p.in_size[1] * p.in_size[2]); });
+    } else if (inside) {
+      static_cast<uint4*>(p.x_out)[at] = operands<T>(v[i]);
     }
   }
-  return bad;
 }
 
 /// x of any strides, a vector of the copy for each thread.
-__device__ int gather_x(PieceParams const& p, int64_t block, Scale<SplitFloat> const& scale) {
+__device__ void gather_x(PieceParams const& p, int64_t block, Scale<SplitFloat> const& scale, OddValues& odd) {
   int64_t const index = block * kPrepareThreads + threadIdx.x;
-  if (index >= p.x_vectors) return 0;
+  if (index >= p.x_vectors) return;
   // Neighbouring threads read neighbours: channels, or voxels of one vector of channels.
   int const vectors = p.x_channels / 4;  // of a voxel
   int64_t const voxels = p.voxels * p.batch;
@@ -260,14 +311,18 @@ __device__ int gather_x(PieceParams const& p, int64_t block, Scale<SplitFloat> c
     bits[i] = __float_as_uint(__ldg(static_cast<float const*>(p.x) + offset + (first + i) * p.x_stride[1]));
   }
   unsigned char* const hi = parts_of(p, voxel * vectors + first / 4);
-  return store_parts(scale, make_uint4(bits[0], bits[1], bits[2], bits[3]), hi, hi + kLowPart);
+  uint4 const four = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  store_parts(scale, four, hi, hi + kLowPart);
+  odd.see(p, scale, four, [&] { return voxel / (p.in_size[1] * p.in_size[2]); });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(__grid_constant__ PieceParams const p) {
   let_next_kernel_start();
-  bool const of_weights = static_cast<int>(blockIdx.x) < p.piece_ctas;
-  int64_t const block = static_cast<int64_t>(blockIdx.x) - p.piece_ctas;
+  // CTAs that write pieces wait for memory, those of x keep it busy: they take turns.
+  int const turn = static_cast<int>(blockIdx.x) / p.piece_every;
+  bool const of_weights = turn * p.piece_every == static_cast<int>(blockIdx.x) && turn < p.piece_ctas;
+  int64_t const block = of_weights ? turn : static_cast<int64_t>(blockIdx.x) - min(turn + 1, p.piece_ctas);
   Scale<T> scale{};
   int32_t const* exponents = nullptr;
   if constexpr (kSplit<T>) {
@@ -276,20 +331,17 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(__grid_constan
     scale = operand_scale(find_exponents(p, of_weights, e));
     exponents = e.weights;
   }
-  int bad = 0;
+  OddValues odd;
   if (of_weights) {
-    write_pieces<T>(p, exponents);
+    write_pieces<T>(p, block, exponents);
   } else if (p.x_pass == XPass::kTurn) {
-    bad = turn_x<T>(p, block, scale);
+    turn_x<T>(p, block, scale, odd);
   } else if (p.x_pass == XPass::kCopy) {
-    bad = copy_x<T>(p, block, scale);
+    copy_x<T>(p, block, scale, odd);
   } else if constexpr (kSplit<T>) {
-    bad = gather_x(p, block, scale);
+    gather_x(p, block, scale, odd);
   }
-  if constexpr (kSplit<T>) {
-    bad = __reduce_add_sync(0xffffffffu, bad);
-    if (bad != 0 && threadIdx.x % 32 == 0) atomicAdd(&p.split.state->bad_x, static_cast<unsigned long long>(bad));
-  }
+  if constexpr (kSplit<T>) odd.report(*p.split.state);
 }
 
 unsigned prepare_ctas(PieceParams const& p) { return static_cast<unsigned>(p.piece_ctas + p.x_blocks); }

@@ -11,23 +11,49 @@ namespace {
 
 constexpr int kThreads = kSampleThreads;
 
-/// One CTA's share of the weights of channel tile `tile`.
+/// One CTA's share of the weights of channel tile `tile`. Neighbouring threads read neighbours: taps, or channels.
 __device__ uint32_t scan_weights(PieceParams const& p, int tile, int part) {
+  constexpr int kBatch = 16;  // loads of a thread in flight
   int const channels = min(kTileChannels, p.out_channels - tile * kTileChannels);
   int const taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
-  int const count = p.in_channels * channels * taps;
-  auto const* weight = static_cast<float const*>(p.weight);
+  bool const along_channels = p.weight_stride[1] == 1;
+  bool const even = p.weight_stride[3] == p.kernel[2] * p.weight_stride[4] &&
+                    p.weight_stride[2] == p.kernel[1] * p.weight_stride[3];  // from tap to tap
+  int const inner = along_channels ? channels : taps;
+  int const outer = along_channels ? taps : channels;
+  auto tap_offset = [&](int tap) {
+    return even ? tap * p.weight_stride[4]
+                : tap / (p.kernel[1] * p.kernel[2]) * p.weight_stride[2] +
+                      tap / p.kernel[2] % p.kernel[1] * p.weight_stride[3] + tap % p.kernel[2] * p.weight_stride[4];
+  };
+  // A thread's place, and the way from one to its next.
+  struct Place {
+    int inner, outer, in_channel;
+  };
+  auto place = [&](int i) { return Place{i % inner, i / inner % outer, i / inner / outer}; };
+  Place at = place(part * kThreads + static_cast<int>(threadIdx.x));
+  Place const step = place(kWeightScanResults * kThreads);
+  float const* const from = static_cast<float const*>(p.weight) + tile * kTileChannels * p.weight_stride[1];
   uint32_t largest = 0;
-#pragma unroll 8
-  for (int i = part * kThreads + static_cast<int>(threadIdx.x); i < count; i += kWeightScanResults * kThreads) {
-    int const tap = i % taps;
-    int const c = tile * kTileChannels + i / taps % channels;
-    int64_t const k = i / taps / channels;
-    float const value =
-        __ldg(weight + k * p.weight_stride[0] + c * p.weight_stride[1] +
-              tap / (p.kernel[1] * p.kernel[2]) * p.weight_stride[2] +
-              tap / p.kernel[2] % p.kernel[1] * p.weight_stride[3] + tap % p.kernel[2] * p.weight_stride[4]);
-    largest = max(largest, finite_magnitude(__float_as_uint(value)));
+  while (at.in_channel < p.in_channels) {
+    uint32_t bits[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      int const channel = along_channels ? at.inner : at.outer;
+      int const tap = along_channels ? at.outer : at.inner;
+      bits[b] = at.in_channel < p.in_channels ? __float_as_uint(__ldg(from + at.in_channel * p.weight_stride[0] +
+                                                                      channel * p.weight_stride[1] + tap_offset(tap)))
+                                              : 0;
+      at.inner += step.inner;
+      bool const next_outer = at.inner >= inner;
+      if (next_outer) at.inner -= inner;
+      at.outer += step.outer + (next_outer ? 1 : 0);
+      bool const next_channel = at.outer >= outer;
+      if (next_channel) at.outer -= outer;
+      at.in_channel += step.in_channel + (next_channel ? 1 : 0);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) largest = max(largest, finite_magnitude(bits[b]));
   }
   return largest;
 }
@@ -48,6 +74,9 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(__grid_constant__ Pie
   int const cta = static_cast<int>(blockIdx.x);
   int const weight_ctas = p.channel_tiles * kWeightScanResults;
   if (cta == 0 && threadIdx.x == 0) *p.split.state = SplitState{};
+  for (int i = cta * kThreads + static_cast<int>(threadIdx.x); i < p.batch * p.in_size[0]; i += gridDim.x * kThreads) {
+    p.split.tiny_x[i] = 0;
+  }
   bool const of_weights = cta < weight_ctas;
   uint32_t largest = of_weights            ? scan_weights(p, cta / kWeightScanResults, cta % kWeightScanResults)
                      : p.sample.vectorized ? scan_x<true>(p.sample, cta - weight_ctas)

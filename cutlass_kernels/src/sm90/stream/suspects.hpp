@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The streaming kernel's cold path in ieee mode: the nans of the items in which a consumer saw one among its sums.
-// Values that parts do not hold are few, but nearly every large tensor has one, so the outputs to compute again are
-// shared among all consumer threads, as the resident kernel does (cold_path.hpp).
+// Values that parts do not hold are few, but they come in clusters of outputs, so these are shared among all consumer
+// threads, as the resident kernel does (cold_path.hpp).
 #pragma once
 
 #include "sm90/cold_path.hpp"
