@@ -114,14 +114,17 @@ def test_streams() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_autocast_casts_a_parameter_once(dtype: torch.dtype) -> None:
+def test_autocast_casts_a_parameter_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does for PyTorch's convolutions: until it ends, and with gradients afterwards."""
     weights = [torch.randn(4, 4, *size, device="cuda") for size in ((2, 2, 2), (1, 3, 1))]
     weights += [w.to(memory_format=torch.channels_last_3d) for w in weights]
     for weight in map(nn.Parameter, weights):
         with torch.no_grad():
             for value in (1.0, 2.0):
-                weight.fill_(value)
+                weight.data.fill_(value)  # changes neither version nor address
+                # As if casts had been of use before.
+                monkeypatch.setattr(_autocast, "_used", True)
+                monkeypatch.setattr(_autocast, "_without", 0)
                 with torch.autocast("cuda", dtype):
                     first, second = (_autocast.after_autocast((weight,))[0] for _ in range(2))
                 assert first.data_ptr() == second.data_ptr() and first.stride() == weight.stride()
