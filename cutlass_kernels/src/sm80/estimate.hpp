@@ -9,27 +9,30 @@
 namespace convt3d::sm80 {
 
 /// Of the joint kernel and of the implicit GEMM: microseconds of GPU time on an H200, the pre-pass included, fitted to
-/// stride 2, kernel 2 and 3, 16 to 768 channels, from 4^3 to 32^3, batch 1 to 8 (docs/performance-log.md), and within
-/// 30 % of nine in ten of these. A sum of what starting takes, the products of the longest class one after the other,
+/// stride 2, kernel 2 to 4, 16 to 1024 channels, from 4^3 to 32^3, batch 1 to 8 (docs/performance-log.md), and within
+/// 40 % of nine in ten of these. A sum of what starting takes, the products of the longest class one after the other,
 /// all products, and the bytes.
 inline double usual_microseconds(Problem const& p, int multiprocessors) {
   struct Fit {
     double start, longest, products, weights, tensors;
   };
   // Contiguous y, channels last.
-  constexpr Fit kTf32[2] = {{5.8, .25, .17, 2.9, 4.7}, {6.0, .30, .20, 2.7, 3.0}};
-  constexpr Fit kIeee[2] = {{5.7, .31, .56, .26, 3.9}, {6.0, .31, .57, .48, 2.4}};
-  constexpr Fit k16Bit[2] = {{7.1, .20, .16, 1.2, 4.8}, {5.5, .22, .05, 2.0, 2.3}};
-  constexpr Fit kJointTf32[2] = {{19.8, .014, .13, .40, 0}, {18.3, .005, .15, .94, 0}};
-  constexpr Fit kJoint16Bit[2] = {{20.8, .004, .046, .33, 0}, {14.1, 0, .048, .10, 0}};
+  constexpr Fit kTf32[2] = {{8.3, .52, .08, 1.1, 5.9}, {5.8, .41, .13, 1.9, 3.4}};
+  constexpr Fit kIeee[2] = {{6.1, .34, .54, .14, 3.9}, {5.9, .34, .54, .47, 2.5}};
+  constexpr Fit k16Bit[2] = {{8.5, .62, .01, .55, 5.0}, {5.6, .42, .07, 1.6, 2.3}};
+  constexpr Fit kJointTf32[2] = {{22.3, .206, 0, .35, 0}, {18.6, .221, .010, .75, 0}};
+  constexpr Fit kJoint16Bit[2] = {{21.2, .068, 0, .29, 0}, {15.5, .037, .020, .06, 0}};
   int const last = p.y_stride[1] == 1 && p.out_channels > 1 ? 1 : 0;
   bool const wide = p.dtype == CONVT3D_F32;
   double const weights = 1e-5 * static_cast<double>(element_count(weight_shape(p)));
   if (joint::chosen(p)) {
     Fit const& fit = (wide ? kJointTf32 : kJoint16Bit)[last];
+    // The input channels one after the other, of a part of the sum: blocks are at most two to a multiprocessor.
+    int64_t const step = joint::kStepBytes / element_bytes(p), stages = (p.in_channels + step - 1) / step;
+    int64_t const of_part = (stages + joint::splits(p) - 1) / joint::splits(p) * step;
     double const channels = static_cast<double>(p.in_channels);
     double const tiles = static_cast<double>(joint::position_tiles(p) * joint::channel_tiles(p));
-    return fit.start + fit.longest * channels + fit.products * channels * tiles / multiprocessors +
+    return fit.start + fit.longest * static_cast<double>(of_part) + fit.products * channels * tiles / multiprocessors +
            fit.weights * weights;
   }
   Fit const& fit = (!wide ? k16Bit : uses_tf32(p) ? kTf32 : kIeee)[last];

@@ -8,21 +8,21 @@
 
 namespace convt3d::sm90 {
 
-/// Microseconds of GPU time on an H200, pre-kernels included: as sm80/estimate.hpp, and within 20 % of nine in ten.
+/// Microseconds of GPU time on an H200, pre-kernels included: as sm80/estimate.hpp, and within 30 % of nine in ten.
 inline double estimated_microseconds(Problem const& p, bool streams, int multiprocessors) {
   struct Fit {
     double start, longest, products, tiles, weights, x;
   };
   // Contiguous y, channels last.
-  constexpr Fit kTf32[2] = {{9.9, .26, .43, 2.7, .65, 2.3}, {10.5, .23, .42, 3.1, .60, .7}};
+  constexpr Fit kTf32[2] = {{8.0, .24, .30, 4.2, .51, 2.8}, {7.9, .24, .29, 4.7, .32, 1.6}};
   constexpr Fit kIeee[2] = {{20.0, .51, .71, 3.2, .84, 0}, {19.0, .50, .67, 2.3, .97, 1.1}};
-  constexpr Fit k16Bit[2] = {{7.6, .27, .38, 2.0, .20, 0}, {7.2, .23, .36, 1.9, .13, 0}};
+  constexpr Fit k16Bit[2] = {{7.5, .20, .27, 2.0, .51, .25}, {7.0, .19, .25, 2.5, .14, 0}};
   struct ResidentFit {
     double start, second_tap, tiles, y, weights;  // y: a million times four bytes
   };
-  constexpr ResidentFit kResidentTf32[2] = {{9.0, 1.5, 2.2, 1.2, 5.6}, {9.4, 2.3, 2.4, 1.5, 4.8}};
+  constexpr ResidentFit kResidentTf32[2] = {{9.3, 1.7, 3.1, .62, 2.9}, {9.8, 2.5, 3.2, 1.0, 4.2}};
   constexpr ResidentFit kResidentIeee[2] = {{15.4, 1.9, 1.4, 3.1, 15.9}, {17.1, 3.4, 2.9, 1.9, 12.2}};
-  constexpr ResidentFit kResident16Bit[2] = {{9.6, 1.8, 3.1, .33, 0}, {9.7, .9, 3.1, .42, 0}};
+  constexpr ResidentFit kResident16Bit[2] = {{9.6, 2.0, 3.4, .09, 1.2}, {10.0, 1.5, 2.9, .31, .21}};
   int const last = form(p).channels_last ? 1 : 0;
   double const weights = 1e-5 * static_cast<double>(element_count(weight_shape(p)));
   bool const narrow = p.dtype != CONVT3D_F32;
