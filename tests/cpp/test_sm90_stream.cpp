@@ -8,6 +8,7 @@
 #include <array>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reference.hpp"
@@ -80,67 +81,70 @@ TEST(Sm90Stream, ClassesWithMoreProductsComeFirst) {
   }
 }
 
-TEST(Sm90Stream, InTf32ModeTheFirstWParityOfASlabComesFirst) {
+TEST(Sm90Stream, PlanesFollowEachOtherAndInTf32ModeThePiecesOfAWParity) {
   for (int k = 2; k <= kMaxKernel; ++k) {
-    for (convt3d_precision precision : {CONVT3D_TF32, CONVT3D_IEEE}) {
-      Problem p = make(32, 64, {9, 9, 9}, {k, k, k}, {k / 3, k / 3, k / 3}, {0, 0, 0}, CONVT3D_F32, true);
+    for (auto [dtype, precision] :
+         {std::pair{CONVT3D_F32, CONVT3D_TF32}, {CONVT3D_F32, CONVT3D_IEEE}, {CONVT3D_F16, CONVT3D_TF32}}) {
+      Problem p = make(320, 64, {9, 9, 9}, {k, k, k}, {k / 3, k / 3, k / 3}, {0, 0, 0}, dtype, true);
       p.precision = precision;
-      EXPECT_EQ(reads_x_in_place(p), precision == CONVT3D_TF32);
+      bool const apart = uses_tf32(p);
+      EXPECT_EQ(reads_x_in_place(p), !uses_split(p));
       for (int cls = 0; cls < class_total(p); ++cls) {
         Program const g = program(p, cls);
-        // As the kernel goes through them: the places of a plane's pieces are those of the first plane's.
+        EXPECT_EQ(g.parities_apart, apart);
         int index = 0;
-        int const parts = g.parities_apart ? 2 : g.depth.count;
-        for (int part = 0; part < parts; ++part) {
-          for (int d = 0; d < (g.parities_apart ? g.depth.count : 1); ++d) {
-            int const first = g.parities_apart && part == 1 ? g.height.count * g.width[0].count : 0;
-            int const count = g.parities_apart ? g.height.count * g.width[part].count : g.pieces();
-            for (int i = 0; i < count; ++i, ++index) {
-              Piece const piece = g.piece(index);
-              Piece const place = g.piece(g.of_first_depth(first + i));
-              EXPECT_EQ(piece.delta[0], g.depth.lo + (g.parities_apart ? d : part));
-              EXPECT_EQ(place.delta[0], g.depth.lo);
-              EXPECT_EQ(piece.delta[1], place.delta[1]);
-              EXPECT_EQ(piece.delta[2], place.delta[2]);
-              EXPECT_EQ(piece.parity_w, place.parity_w);
-              if (g.parities_apart) {
-                EXPECT_EQ(piece.parity_w, part);
-              }
+        for (int plane = 0; plane < slab_count(p) * g.depth.count; ++plane) {
+          // As the kernels go through them: where the pieces of a plane lie, the first parity first (or row by row).
+          std::vector<int> order(g.pieces());
+          int const of_first = apart ? g.height.count * g.width[0].count : g.pieces();
+          for (int i = 0; i < g.pieces(); ++i) order[i] = i;
+          if (apart && Program::first_parity(plane) == 1) {
+            std::rotate(order.begin(), order.begin() + of_first, order.end());
+          }
+          for (int i = 0; i < g.pieces(); ++i, ++index) {
+            Piece const piece = g.piece(index);
+            Piece const place = g.place(order[i]);
+            EXPECT_EQ(piece.slab, plane / g.depth.count);
+            EXPECT_EQ(piece.delta[0], g.depth.lo + plane % g.depth.count);
+            EXPECT_EQ(piece.delta[1], place.delta[1]);
+            EXPECT_EQ(piece.delta[2], place.delta[2]);
+            EXPECT_EQ(piece.parity_w, place.parity_w);
+            if (!apart) continue;
+            EXPECT_EQ(piece.parity_w, order[i] >= of_first);
+            // A parity ends a plane and begins the next one.
+            if (i == 0 && plane > 0) {
+              EXPECT_EQ(piece.parity_w, g.piece(index - 1).parity_w);
             }
           }
         }
-        EXPECT_EQ(index, g.depth.count * g.pieces());
+        EXPECT_EQ(index, class_pieces(p, cls));
       }
     }
   }
 }
 
-TEST(Sm90Stream, TheSumsOfAStepGoOnOverItsSlabs) {
-  Problem p = make(256, 64, {9, 9, 9}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0});
-  p.precision = CONVT3D_TF32;
-  for (int cls = 0; cls < class_total(p); ++cls) {
-    Program const g = program(p, cls, 2);
-    int index = 0;
-    for (int parity = 0; parity < 2; ++parity) {
-      for (int slab = 0; slab < 2; ++slab) {
-        int const first = parity == 0 ? 0 : g.depth.count * g.height.count * g.width[0].count;
-        for (int i = 0; i < g.depth.count * g.height.count * g.width[parity].count; ++i, ++index) {
-          Piece const piece = g.piece(index, 2);
-          Piece const alone = g.piece(first + i);
-          EXPECT_EQ(piece.slab, slab);
-          EXPECT_EQ(alone.slab, 0);
-          EXPECT_EQ(piece.parity_w, parity);
-          for (int axis = 0; axis < 3; ++axis) {
-            EXPECT_EQ(piece.delta[axis], alone.delta[axis]);
-            EXPECT_EQ(piece.tap[axis], alone.tap[axis]);
+TEST(Sm90Stream, TheFirstPiecesOfATileAreAsManyAsOneSumMayTake) {
+  for (int strides = 0; strides < 27; ++strides) {
+    std::vector<int> const stride{1 + strides / 9, 1 + strides / 3 % 3, 1 + strides % 3};
+    for (int k = *std::max_element(stride.begin(), stride.end()); k <= kMaxKernel; ++k) {
+      for (int channels : {8, 64, 136, 1024}) {
+        Problem p = make(channels, 64, {9, 9, 9}, {k, k, k}, {1, 1, 1}, {0, 0, 0}, CONVT3D_F32, false, stride);
+        p.precision = CONVT3D_TF32;
+        for (int cls = 0; cls < class_total(p); ++cls) {
+          Program const g = program(p, cls);
+          int const direct = direct_pieces(p, cls);
+          int const all = class_pieces(p, cls);
+          int taken[2] = {0, 0};
+          for (int i = 0; i < direct; ++i) ++taken[g.piece(i).parity_w];
+          EXPECT_LE(std::max(taken[0], taken[1]), kPiecesOfShortSum);
+          ASSERT_LE(direct, all);
+          if (direct < all) {
+            EXPECT_EQ(taken[g.piece(direct).parity_w], kPiecesOfShortSum);
           }
         }
       }
     }
-    EXPECT_EQ(index, 2 * g.depth.count * g.pieces());
   }
-  p.precision = CONVT3D_IEEE;
-  for (int i = 0; i < program(p, 3).pieces(); ++i) EXPECT_EQ(program(p, 3).piece(i).slab, 0);
 }
 
 TEST(Sm90Stream, RowsAreEveryChannelOnce) {
@@ -284,15 +288,12 @@ class Tile {
     Program const g = program(p_, cls);
     int const per_slab = 128 / f_.element;
     Sums sum(2, std::vector<std::vector<int>>(kTileChannels, std::vector<int>(8 * width_)));
-    for (int s = 0; s < slab_count(p_); ++s) {
-      for (int i = 0; i < g.depth.count * g.pieces(); ++i) {
-        Piece const piece = g.piece(i);
-        std::vector<int> const stage = make_slab(d_ + group + piece.delta[0], s * per_slab);
-        int const view =
-            operand_offset(slab_.pitch, piece.delta[1] - rows_window(p_).lo, piece.delta[2] - columns_window(p_).lo) *
-            16;
-        multiply(stage, make_piece(piece, s * per_slab), view, sum[piece.parity_w]);
-      }
+    for (int i = 0; i < class_pieces(p_, cls); ++i) {
+      Piece const piece = g.piece(i);
+      std::vector<int> const stage = make_slab(d_ + group + piece.delta[0], piece.slab * per_slab);
+      int const view =
+          operand_offset(slab_.pitch, piece.delta[1] - rows_window(p_).lo, piece.delta[2] - columns_window(p_).lo) * 16;
+      multiply(stage, make_piece(piece, piece.slab * per_slab), view, sum[piece.parity_w]);
     }
     for (int warp = 0; warp < 4; ++warp) {
       for (int sub = 0; sub < units_per_warp(f_.element); ++sub) expect_unit(sum, cls, group, warp, sub);

@@ -105,28 +105,6 @@ TEST(Sm90Stream, TilesAreNarrowWhereThatLeavesFewerPositionsEmpty) {
   }
 }
 
-TEST(Sm90Stream, TheSlabsOfAStepFitIntoTheStages) {
-  for (int k = 2; k <= kMaxKernel; ++k) {
-    for (int width : {16, 24}) {
-      Problem p = make(320, 320, {8, 8, width}, {k, k, k}, {k / 3, k / 3, k / 3}, {0, 0, 0});
-      for (convt3d_precision precision : {CONVT3D_TF32, CONVT3D_IEEE}) {
-        p.precision = precision;
-        Config const c = choose_config(p);
-        for (int cls = 0; cls < class_total(p); ++cls) {
-          int const slabs = slabs_at_once(p, c, cls);
-          EXPECT_LE(slabs * (program(p, cls).depth.count + kGroups - 1), c.stages);
-          if (k == 2) {
-            EXPECT_EQ(slabs, precision == CONVT3D_TF32 ? 2 : 1);
-            Problem large = p;
-            large.in_size[0] = 800;
-            EXPECT_EQ(slabs_at_once(large, c, cls), 1);
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(Sm90Stream, LargeSlabsLeaveRoomForTheRing) {
   for (bool last : {false, true}) {
     Problem p = make(96, 48, {64, 64, 32}, {3, 3, 1}, {1, 1, 0}, {1, 1, 0}, CONVT3D_F32, last, {2, 2, 1});

@@ -23,19 +23,6 @@ constexpr int most_planes(Problem const& p) {
   return kGroups - 1 + most;
 }
 
-/// Slabs of a step: two where a sum would otherwise end after one or two pieces, if there is room for both; ms, one /
-/// two, tf32, NDHWC: k3 256 -> 128 from 24^3 0.251 / 0.245, k2 320 -> 320 from 8^3 0.056 / 0.050, 320 -> 256 from 16^3
-/// 0.094 / 0.087. But where slabs have few products and come from memory, the more of them must be on their way: k2 256
-/// -> 128 from 32^3 0.250 / 0.262, 128 -> 64 from 64^3 0.636 / 0.675.
-constexpr int slabs_at_once(Problem const& p, Config const& c, int cls) {
-  constexpr int64_t kCached = int64_t{32} << 20;
-  Program const g = program(p, cls);
-  int const planes = g.depth.count + kGroups - 1;
-  bool const few = g.depth.count * g.height.count * g.width[0].count <= 2;
-  bool const near = most_planes(p) > kGroups || element_count(x_shape(p)) * element_bytes(p) <= kCached;
-  return uses_tf32(p) && few && near && 2 * planes <= c.stages ? 2 : 1;
-}
-
 /// Measured on an H200 (docs/performance-log.md).
 constexpr Config choose_config(Problem const& p) {
   int const planes = most_planes(p);

@@ -156,20 +156,20 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   int const pitch = slab(p).pitch;
   int first = 0;
   for (int cls = 0; cls < k.classes; ++cls) {
-    Program const g = w.program[cls] = program(p, cls, slabs_at_once(p, c, cls));
+    Program const g = w.program[cls] = program(p, cls);
     DeviceClass& d = k.cls[cls];
     d.first_piece = w.first_piece[cls] = first;
     first += class_pieces(p, cls);
     d.depth_lo = g.depth.lo;
     d.depth_count = g.depth.count;
     d.height_count = g.height.count;
-    d.slabs_at_once = g.slabs_at_once;
+    d.direct = direct_pieces(p, cls);
     for (int parity = 0; parity < 2; ++parity) {
       d.width_count[parity] = g.width[parity].count;
       d.factor[parity] = loss_factor(p.dtype, p.in_channels * g.depth.count * g.height.count * g.width[parity].count);
     }
     for (int i = 0; i < g.pieces(); ++i) {
-      Piece const piece = g.piece(g.of_first_depth(i));
+      Piece const piece = g.place(i);
       d.operand_offset[i] = static_cast<int16_t>(
           operand_offset(pitch, piece.delta[1] - k.x.window_lo[1], piece.delta[2] - k.x.window_lo[2]));
     }

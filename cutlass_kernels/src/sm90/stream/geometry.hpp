@@ -98,48 +98,48 @@ struct Piece {
   int delta[3];  // along W, the column
   int parity_w;
   int tap[3];
-  int slab;  // of the slabs of a step
+  int slab;
 };
 
-/// The pieces of one class, in the order in which they are multiplied: those of one step after the other. A step is a
-/// slab; in tf32 mode, whose sums are of pieces in a row, it may be two.
+/// The pieces of one class, in the order in which they are multiplied: plane by plane, where a plane is that of a slab
+/// and D delta. Those of a plane come row by row; in tf32 mode, whose sums are of pieces in a row, those of a W parity
+/// together, and in turn the second parity or the first one begins, so that it goes on from plane to plane.
 struct Program {
   Window depth, height, width[2];
   // tap = first - step * delta along D and H, and along W for each parity.
   int first[2], step[2], first_w[2], step_w;
   bool parities_apart;  // in tf32 mode
-  int slabs_at_once;
 
-  /// For each D delta.
+  /// Of a plane.
   CONVT3D_HOST_DEVICE constexpr int pieces() const { return height.count * (width[0].count + width[1].count); }
 
-  /// The number within a slab of piece `index` of the first D delta.
-  constexpr int of_first_depth(int index) const {
-    int const others = (depth.count - 1) * height.count * width[0].count;  // of the first W parity
-    return parities_apart && index >= height.count * width[0].count ? index + others : index;
-  }
+  /// The W parity that a plane begins with.
+  CONVT3D_HOST_DEVICE static constexpr int first_parity(int plane) { return 1 - plane % 2; }
 
-  /// Piece `index` of a step of `slabs`: D delta by D delta and row by row, or those of one W parity after those of the
-  /// other.
-  CONVT3D_HOST_DEVICE constexpr Piece piece(int index, int slabs = 1) const {
-    int const rows_of_slab = depth.count * height.count;
-    int const rows_at_once = parities_apart ? slabs * rows_of_slab : 1;
+  /// Piece `index` of a plane that begins with the first parity.
+  constexpr Piece place(int index) const { return piece(index + (parities_apart ? pieces() : 0)); }
+
+  /// Piece `index` of the class.
+  CONVT3D_HOST_DEVICE constexpr Piece piece(int index) const {
+    int const plane = index / pieces();
+    int const rows_at_once = parities_apart ? height.count : 1;
     int const per_part = rows_at_once * (width[0].count + width[1].count);
-    int const in_part = index % per_part;
-    int const parity = in_part >= rows_at_once * width[0].count;
-    int const of_parity = in_part - (parity ? rows_at_once * width[0].count : 0);
+    int const in_part = index % pieces() % per_part;
+    int const begins = parities_apart ? first_parity(plane) : 0;
+    int const of_first = rows_at_once * width[begins].count;
+    int const parity = in_part < of_first ? begins : 1 - begins;
+    int const of_parity = in_part < of_first ? in_part : in_part - of_first;
     int const w = width[parity].lo + of_parity % width[parity].count;
-    int const row = index / per_part + of_parity / width[parity].count;
-    int const d = depth.lo + row % rows_of_slab / height.count;
-    int const h = height.lo + row % height.count;
+    int const d = depth.lo + plane % depth.count;
+    int const h = height.lo + index % pieces() / per_part + of_parity / width[parity].count;
     return {{d, h, w},
             parity,
             {first[0] - step[0] * d, first[1] - step[1] * h, first_w[parity] - step_w * w},
-            row / rows_of_slab};
+            plane / depth.count};
   }
 };
 
-constexpr Program program(Problem const& p, int cls, int slabs_at_once = 1) {
+constexpr Program program(Problem const& p, int cls) {
   Axis const d = axis(p, 0), h = axis(p, 1);
   int const pair = cls % pairs_w(p);
   int const residue[2] = {cls / pairs_w(p) / h.stride, cls / pairs_w(p) % h.stride};
@@ -150,11 +150,10 @@ constexpr Program program(Problem const& p, int cls, int slabs_at_once = 1) {
           {d.stride, h.stride},
           {tap_of_column(p, pair, 0, 0), tap_of_column(p, pair, 1, 0)},
           static_cast<int>(p.stride[2]),
-          uses_tf32(p),
-          slabs_at_once};
+          uses_tf32(p)};
 }
 
-/// Pieces of a class, for all slabs. In memory they follow each other as they are multiplied, slab by slab.
+/// Pieces of a class, for all slabs. In memory they follow each other as they are multiplied.
 constexpr int class_pieces(Problem const& p, int cls) {
   Program const g = program(p, cls);
   return slab_count(p) * g.depth.count * g.pieces();
@@ -174,6 +173,27 @@ constexpr ClassOrder class_order(Problem const& p) {
     order.cls[at] = cls;
   }
   return order;
+}
+
+/// In tf32 mode, pieces whose products may gather in one accumulator (docs/numerics.md): 128 products.
+constexpr int kPiecesOfShortSum = 4;
+
+/// How many pieces of a tile are multiplied into its sums, the first ones, before the others gather in sums of their
+/// own: until one of the W parities has as many as it may.
+constexpr int direct_pieces(Problem const& p, int cls) {
+  Program const g = program(p, cls);
+  int const planes = slab_count(p) * g.depth.count;
+  int taken[2] = {0, 0};
+  for (int plane = 0; plane < planes; ++plane) {
+    for (int side = 0; side < 2; ++side) {
+      int const parity = Program::first_parity(plane + side);
+      int const count = g.height.count * g.width[parity].count;
+      int const room = kPiecesOfShortSum - taken[parity];
+      taken[parity] += count < room ? count : room;
+      if (count > room) return taken[0] + taken[1];
+    }
+  }
+  return taken[0] + taken[1];
 }
 
 /// Pieces of a channel tile: its classes, one after the other.

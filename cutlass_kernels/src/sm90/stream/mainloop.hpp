@@ -37,9 +37,8 @@ struct StreamMainloop {
   using Atom = StreamAtom<T, kWidth>;
   using Accumulators = float[2][kRegisters];  // W parity
   // Tensor cores cut off what lies below a sum's largest term. Where results are rounded to 16 bits, what a long sum
-  // loses is far below that, and short ones would take 12 to 28 % longer (docs/numerics.md).
+  // loses is far below that, and short ones would take 2 to 13 % longer (docs/performance-log-streaming.md).
   static constexpr bool kShortSums = std::is_same_v<T, float>;
-  static constexpr int kPiecesOfSum = 4;  // 128 products
 
   struct SharedStorage {
     TransactionBarrier full[kMaxStages];  // slabs
@@ -220,17 +219,14 @@ struct StreamMainloop {
     fence(acc[1]);
   }
 
-  /// In tf32 mode the products of up to kPiecesOfSum pieces of one W parity gather in registers of their own and are
-  /// added to the tile's with rounding to nearest. A group waits for every such sum, so they are few: the pieces of a
-  /// slab come parity by parity.
+  /// In tf32 mode few products may gather in one accumulator: those of kPiecesOfShortSum pieces. The first ones go to
+  /// the tile's sums (DeviceClass::direct). The others, in runs of one W parity, go to registers of their own, which
+  /// are added to the tile's with rounding to nearest. A group waits for every such sum, so they are few: the pieces
+  /// come in an order that makes runs long (Program).
   CUTLASS_DEVICE static void mma_short_sums(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared,
                                             uint64_t pieces, uint64_t positions, Position& at, int group, int lane,
                                             Accumulators& acc) {
     uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
-    float sums[kRegisters];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRegisters; ++i) acc[0][i] = acc[1][i] = sums[i] = 0.f;
-
     int used_slot = -1, used_stage = -1;  // to be handed back once what was read there has been multiplied
     auto hand_back = [&] {
       if (lane == 0) {
@@ -239,71 +235,97 @@ struct StreamMainloop {
       }
       used_slot = used_stage = -1;
     };
-    // The first plane of a slab is group 0's alone, the last one group 1's. The other group passes it by with the first
-    // W parity.
-    auto skip = [&](RingState& plane, int parity) {
-      if (parity == 0) {
-        pass(p, shared, plane, lane);
-      } else {
-        plane.advance(1, p.x.stages);
+
+    // Planes of a slab: the first is group 0's alone, the last one group 1's.
+    if (group == 1) pass(p, shared, at.stage, lane);
+    int const planes = p.x.slabs * cls.depth_count;
+    int plane = 0, d = 0;
+    auto next_plane = [&] {
+      used_stage = at.stage.slot;
+      at.stage.advance(1, p.x.stages);
+      ++plane;
+      if (++d == cls.depth_count) {
+        d = 0;
+        if (group == 0 || plane < planes) pass(p, shared, at.stage, lane);
       }
     };
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int slab = 0; slab < p.x.slabs; slab += cls.slabs_at_once) {
-      int const planes = min(cls.slabs_at_once, p.x.slabs - slab) * cls.depth_count;
-      int first = 0;  // among a plane's pieces, of this parity
-      RingState plane;
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int parity = 0; parity < 2; ++parity) {
-        int const per_plane = cls.height_count * cls.width_count[parity];
-        plane = at.stage;
-        int of_plane = 0, of_slab = 0;
-        int count;
-        if (group == 1) skip(plane, parity);
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (int left = planes * per_plane; left > 0; left -= count) {
-          count = min(left, kPiecesOfSum);
-          fence(sums);
-          CUTLASS_PRAGMA_NO_UNROLL
-          for (int i = 0; i < count; ++i) {
-            uint64_t const w = pieces + static_cast<uint32_t>(at.slot.slot) * (kPieceBytes >> 4);
-            uint64_t const x =
-                positions + plane.slot * stage_units + static_cast<uint32_t>(cls.operand_offset[first + of_plane]);
-            shared.full[plane.slot].wait(plane.phase);
-            shared.piece_full[at.slot.slot].wait(at.slot.phase);
-            cute::warpgroup_arrive();
-            CUTLASS_PRAGMA_UNROLL
-            for (int k = 0; k < 4; ++k) {
-              fma(w + 2 * k, x + 2 * k, sums, i > 0 || k > 0, std::make_index_sequence<kRegisters>{});
-            }
-            cute::warpgroup_commit_batch();
-            cute::warpgroup_wait<1>();
-            hand_back();
-            used_slot = at.slot.slot;
-            at.slot.advance(1, p.slots);
-            if (++of_plane == per_plane) {
-              of_plane = 0;
-              if (parity == 1) used_stage = plane.slot;
-              plane.advance(1, p.x.stages);
-              if (++of_slab == cls.depth_count) {
-                of_slab = 0;
-                // Of the slab that ends, or of the next one.
-                if (group == 0 || left - i > 1) skip(plane, parity);
-              }
-            }
-          }
-          cute::warpgroup_wait<0>();
-          hand_back();
-          fence(sums);
-          if (parity == 0) {
-            add(sums, acc[0]);
-          } else {
-            add(sums, acc[1]);
-          }
-        }
-        first += per_plane;
+    // Pieces of one W parity that follow each other, which are a plane's last and the next one's first: `left` more of
+    // them, the next one at place `of_plane` among a plane's.
+    int run = -1, parity = 0, first = 0, per_plane = 0, of_plane = 0, left = 0;
+    auto next_run = [&] {
+      if (left > 0) return true;
+      if (++run > planes) return false;
+      parity = 1 - run % 2;
+      first = parity == 0 ? 0 : cls.height_count * cls.width_count[0];
+      per_plane = cls.height_count * cls.width_count[parity];
+      left = run == 0 || run == planes ? per_plane : 2 * per_plane;
+      of_plane = 0;
+      return true;
+    };
+    auto multiply = [&](float(&sums)[kRegisters], bool accumulate) {
+      uint64_t const w = pieces + static_cast<uint32_t>(at.slot.slot) * (kPieceBytes >> 4);
+      uint64_t const x =
+          positions + at.stage.slot * stage_units + static_cast<uint32_t>(cls.operand_offset[first + of_plane]);
+      shared.full[at.stage.slot].wait(at.stage.phase);
+      shared.piece_full[at.slot.slot].wait(at.slot.phase);
+      cute::warpgroup_arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        fma(w + 2 * k, x + 2 * k, sums, accumulate || k > 0, std::make_index_sequence<kRegisters>{});
       }
-      at.stage = plane;
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();
+      hand_back();
+      used_slot = at.slot.slot;
+      at.slot.advance(1, p.slots);
+      if (++of_plane == per_plane) {
+        of_plane = 0;
+        if (plane < run) next_plane();
+      }
+    };
+
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRegisters; ++i) acc[0][i] = acc[1][i] = 0.f;
+    fence(acc[0]);
+    fence(acc[1]);
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int direct = cls.direct; direct > 0;) {
+      next_run();
+      int const count = min(left, direct);
+      if (parity == 0) {
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int i = 0; i < count; ++i) multiply(acc[0], true);
+      } else {
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int i = 0; i < count; ++i) multiply(acc[1], true);
+      }
+      left -= count;
+      direct -= count;
+    }
+    cute::warpgroup_wait<0>();
+    hand_back();
+    fence(acc[0]);
+    fence(acc[1]);
+
+    // Anything: the first product sets them. But left alone, or zeros, they would take registers before this, too.
+    float sums[kRegisters];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRegisters; ++i) sums[i] = acc[0][i];
+    CUTLASS_PRAGMA_NO_UNROLL
+    while (next_run()) {
+      int const count = min(left, kPiecesOfShortSum);
+      fence(sums);
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int i = 0; i < count; ++i) multiply(sums, i > 0);
+      cute::warpgroup_wait<0>();
+      hand_back();
+      fence(sums);
+      if (parity == 0) {
+        add(sums, acc[0]);
+      } else {
+        add(sums, acc[1]);
+      }
+      left -= count;
     }
   }
 

@@ -142,14 +142,11 @@ __device__ void write_pieces(PieceParams const& p, int64_t block, int32_t const*
     while (rest < p.first_piece[cls]) --cls;
     Program const& program = p.program[cls];
     rest -= p.first_piece[cls];
-    int const pieces = program.depth.count * program.pieces();
-    int const step = rest / pieces / program.slabs_at_once * program.slabs_at_once;
-    Piece const piece = program.piece(rest - step * pieces, min(program.slabs_at_once, p.slabs - step));
-    int const slab = step + piece.slab;
+    Piece const piece = program.piece(rest);
     int const out_channel = tile * kTileChannels + row_channel(p.channels_last, row);
     int64_t offset = out_channel * p.weight_stride[1];
     for (int axis = 0; axis < 3; ++axis) offset += piece.tap[axis] * p.weight_stride[2 + axis];
-    int const first = (slab * 8 + group) * kVector;
+    int const first = (piece.slab * 8 + group) * kVector;
     alignas(16) Bits bits[kVector];
     for (int k = 0; k < kVector; ++k) {
       bits[k] = 0;
