@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import _native
+from . import _native, _onnx
 from ._autocast import after_autocast
 from ._composite import forward_op
 from ._ops import core_op, meet_dtensor
@@ -28,6 +28,7 @@ _is_compiling = torch.compiler.is_compiling
 _is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_enabled = torch.is_autocast_enabled  # without an argument CUDA's, in half the time
+_is_in_onnx_export = torch.onnx.is_in_onnx_export
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -138,7 +139,7 @@ def conv_transpose3d(
 def operator(composite: Any, core: Any) -> Any:
     """The operator of the two to call: the core saves a Python kernel wherever both mean the same."""
     if _is_compiling() or observed() or _is_any_autocast_enabled():
-        return composite
+        return _onnx.call if _is_in_onnx_export() else composite
     meet_dtensor()  # in inference mode nothing of autograd, which does it too, comes between
     return core
 
