@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from . import _cat, _ops
+from . import _cat, _ops, _product
 from ._backward import empty_gradients
+from ._memory_format import as_memory_format, output_is_channels_last
 from ._problem import Problem
 
-_INPUT, _SKIP = 0, 13  # places among the arguments; the skip is a concatenation's
-_TENSORS = (0, 1, 2, 8, _SKIP)  # input, weight, bias, add
+_INPUT, _WEIGHT, _SKIP = 0, 1, 13  # places among the arguments; the skip is a concatenation's
+_TENSORS = (_INPUT, _WEIGHT, 2, 8, _SKIP)  # and bias, add
 _OF_A_BATCH = (_INPUT, 8, _SKIP)
 
 _Placements = tuple[Placement, ...]
@@ -46,6 +47,20 @@ def _backward(cls: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs:
         placed.joined(grad, placed.gradient(at), whole)
         for grad, at, whole in zip(grads, wanted, wholes, strict=True)
     ]
+
+
+def _product_rule(cls: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> DTensor:
+    a, b, kind, size, *geometry = args
+    # Two images give a sum over the batch; one, with the weight, another image.
+    other = _SKIP if kind == "weight" else _WEIGHT
+    pair = [None] * (_SKIP + 1)
+    pair[_INPUT], pair[other] = a, b
+    placed = _Placed(pair)
+    local = func(placed.local[_INPUT], placed.local[other], kind, size, *geometry)
+    shape = _product._shape(a, b, kind, size, geometry[3])
+    memory_format = as_memory_format(output_is_channels_last(a, b))
+    whole = torch.empty(shape, device="meta", memory_format=memory_format)
+    return placed.joined(local, placed.gradient(_WEIGHT) if kind == "weight" else placed.batch, whole)
 
 
 class _Placed:
@@ -110,5 +125,6 @@ for _library, _name, _rule in (
     (_ops._library, "conv_transpose3d_core", _forward),
     (_cat._library, "conv_transpose3d_cat_core", _forward),
     (_ops._library, "conv_transpose3d_backward", _backward),
+    (_product._library, "product", _product_rule),
 ):
     torch.library.register_torch_dispatch(f"convt3d::{_name}", DTensor, _rule, lib=_library)
