@@ -74,7 +74,8 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         casts.clear()
         casts = None
     known = None if casts is None else casts.get(id(tensor))
-    if known is not None and known[0]() is tensor and known[1].dtype is dtype and _keeps():
+    # Autocast, too, looks up none that wants no gradient any more.
+    if known is not None and known[0]() is tensor and known[1].dtype is dtype and tensor.requires_grad and _keeps():
         _used = True
         return known[1]
     dtype = autocast_dtype(tensor, "cuda")
@@ -102,6 +103,12 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         key = id(tensor)
         casts[key] = weakref.ref(tensor, partial(casts.pop, key)), cast  # the other argument is a default
     return cast
+
+
+def forget() -> None:
+    """Drops all casts, and with them the weak references that parameters cannot be swapped with."""
+    if _latest is not None:
+        _latest.clear()
 
 
 def _keeps() -> bool:

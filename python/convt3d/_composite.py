@@ -24,7 +24,7 @@ from torch import Tensor
 from . import _ops
 
 # Where PyTorch itself has a rule for its convolutions.
-_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "mps": "AutocastMPS", "xpu": "AutocastXPU"}
+AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "mps": "AutocastMPS", "xpu": "AutocastXPU"}
 
 _WEIGHT = 1  # its place among the arguments
 
@@ -48,11 +48,12 @@ def define(library: Any, name: str, core: Any) -> Any:
     library.define(name + arguments, tags=(torch.Tag.pt2_compliant_tag,))
 
     def plain(*args: Any) -> Tensor:
+        _ops.meet_dtensor()
         return core(*args)  # type: ignore[no-any-return]
 
     library.impl(name, plain, "CompositeImplicitAutograd")
     library.impl(name, plain, "FuncTorchBatched")
-    for device_type, key in _KEYS.items():
+    for device_type, key in AUTOCAST_KEYS.items():
         library.impl(name, _autocast(core, key, _to_autocast(device_type)), key)
         # What the core's kernels call must not be cast for, either.
         library.impl(core_name.partition("::")[2], _autocast(core, key, _to_weight), key)
@@ -65,6 +66,7 @@ def _autocast(core: Any, key: str, cast: Callable[[Tensor, Tensor], Tensor]) -> 
 
     def kernel(*args: Any) -> Tensor:
         weight = args[_WEIGHT]
+        _ops.meet_dtensor()
         with torch._C._ExcludeDispatchKeyGuard(keys):
             return core(*(cast(a, weight) if isinstance(a, Tensor) else a for a in args))  # type: ignore[no-any-return]
 

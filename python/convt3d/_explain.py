@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import _cat, _kernel_query, _native
 from ._accuracy import C, mode_of
-from ._composite import autocast_dtype
+from ._composite import AUTOCAST_KEYS, autocast_dtype
 from ._functional import IntOrTriple, operator_arguments
 from ._precision import resolve_precision
 from ._problem import Problem
@@ -192,7 +192,7 @@ def explain(
 def _after_autocast(input: Tensor, *others: Tensor | None) -> tuple[tuple[Any, ...], str]:
     """The tensors as the operator would get them, those of another type now without memory, and a note."""
     device_type = "cuda" if not isinstance(input, Tensor) or input.is_meta else input.device.type
-    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
+    if device_type not in AUTOCAST_KEYS or not torch.is_autocast_enabled(device_type):
         return (input, *others), ""
     note = ""
 

@@ -189,6 +189,8 @@ def ask(
         ctypes.byref(description), kernel, ctypes.byref(c_device), ctypes.byref(plan), message, _MESSAGE_BYTES
     )
     if status != _OK:
+        for name in () if kernel else KERNELS:  # those that could, but are not worth it
+            refused.setdefault(name, message.value.decode())
         return Answer("", refused, 0)
     chosen = next((name for name, code in KERNELS.items() if code == plan.kernel), "")
     return Answer(chosen, refused, plan.workspace_bytes)

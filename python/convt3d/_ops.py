@@ -228,10 +228,15 @@ def _needs_decomposition() -> bool:
     )
 
 
+_has_met_dtensor = False
+
+
 def meet_dtensor() -> None:
     """Gives DTensor its rules (_dtensor.py) once it is there: it takes longer to import than convt3d."""
-    if "torch.distributed.tensor" in sys.modules and f"{__package__}._dtensor" not in sys.modules:
-        importlib.import_module("._dtensor", __package__)
+    global _has_met_dtensor
+    if not _has_met_dtensor and "torch.distributed.tensor" in sys.modules:
+        importlib.import_module("._dtensor", __package__)  # waits where another thread is at it
+        _has_met_dtensor = True
 
 
 def _autograd(keyset: Any, *args: Any) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._autocast import forget as forget_casts
 from ._functional import conv_transpose3d
 from ._precision import schema_precision
 from ._problem import check_choices, number
@@ -110,6 +111,14 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
             negative_slope=self.negative_slope,
             precision=self.precision,
         )
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        forget_casts()  # for torch.__future__.set_swap_module_params_on_conversion
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        forget_casts()
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _weight_and_bias(self) -> tuple[Any, Any]:
         """The two, without the detour through a module's ``__getattr__`` where they are plain parameters."""

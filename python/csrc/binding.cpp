@@ -282,8 +282,9 @@ bool run(Call const& call, Views& views, OwnedTensor& y) {
   if (status != CONVT3D_OK) raise(status, message);
   size_t const workspace_bytes = planned->plan.workspace_bytes;
 
-  // The workspace, however, comes from the device that torch calls current.
-  if (workspace_bytes > 0 && !guard && torch::stable::accelerator::getCurrentDeviceIndex() != index) {
+  // The workspace, however, comes from the device that torch calls current; and what is put off may come about while
+  // torch allocates.
+  if (!guard && torch::stable::accelerator::getCurrentDeviceIndex() != index) {
     guard = std::make_unique<DeviceGuard>(index);
   }
   if (call.out == nullptr) y = empty_cuda(kDims, result.shape, result.stride, views.input.dtype, index);

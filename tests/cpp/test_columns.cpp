@@ -111,6 +111,12 @@ TEST(Columns, TakesMatricesInWholeAccesses) {
   p.weight_stride[0] += 4;
   EXPECT_FALSE(takes(p));
   p = sized(64, 64, 4);
+  p.x_stride[2] = p.x_stride[3] = p.x_stride[4] = 0;
+  EXPECT_FALSE(takes(p));  // one voxel for all
+  p = sized(64, 64, 4, 2, Layout::kNdhwc);
+  p.x_stride[2] = p.x_stride[3] = p.x_stride[4] = 0;
+  EXPECT_TRUE(takes(p));
+  p = sized(64, 64, 4);
   p.batch = int64_t{1} << 40;
   EXPECT_FALSE(takes(p));
 }

@@ -183,6 +183,17 @@ TEST_P(Columns, ViewsSlicesAndBroadcasts) {
     run(p, 11);
     p.add_stride[1] = 0;
     run(p, 12);
+    Problem const broadcast = problem({2, 16, 16, {4, 2, 4}}, kHalves, layout);
+    for (int axis : {0, 1}) {
+      p = broadcast;
+      p.x_stride[axis] = 0;
+      if (axis == 0 || layout == Layout::kNcdhw) run(p, 13);
+    }
+    if (layout == Layout::kNdhwc) {
+      p = broadcast;
+      p.x_stride[2] = p.x_stride[3] = p.x_stride[4] = 0;
+      run(p, 14);
+    }
   }
 }
 

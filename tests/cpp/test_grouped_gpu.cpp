@@ -104,16 +104,23 @@ TEST_P(GroupedGpu, SeveralChannelsInViews) {
     Problem p = grouped(test::cubic_problem(2, 1, 1, 6, 3, 2, 1, 1), 4, 8, 8, layout);
     p.has_add = 1;
     p.x_alignment = p.add_alignment = p.y_alignment = 2;
+    ASSERT_TRUE(sm80::grouped::mma::worthwhile(typed(p)));
     run(p, 9);
-    Problem wide = p;
-    wide.in_channels = 50;
-    wide.groups = 1;
-    wide.out_channels = 41;
-    test::pack(wide, layout);
-    std::copy(wide.x_stride, wide.x_stride + 5, p.x_stride);
-    std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
-    for (int64_t& stride : p.add_stride) stride = 0;
-    run(p, 10);
+    for (bool aligned : {false, true}) {
+      if (aligned) p.x_alignment = p.add_alignment = p.y_alignment = 16;
+      Problem wide = p;
+      wide.in_channels = aligned ? 64 : 50;
+      wide.groups = 1;
+      wide.out_channels = aligned ? 48 : 41;
+      test::pack(wide, layout);
+      std::copy(wide.x_stride, wide.x_stride + 5, p.x_stride);
+      std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
+      std::copy(wide.add_stride, wide.add_stride + 5, p.add_stride);
+      ASSERT_TRUE(sm80::grouped::mma::worthwhile(typed(p)));
+      run(p, 10);
+      for (int64_t& stride : p.add_stride) stride = 0;
+      run(p, 11);
+    }
   }
 }
 

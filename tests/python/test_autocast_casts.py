@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convt3d import _autocast
+from convt3d import FusedConvTranspose3d, _autocast
 
 TYPE = torch.float16  # CUDA's autocast type unless it is set
 
@@ -77,6 +77,31 @@ def test_one_cast_until_autocast_forgets(kept: Kept) -> None:
     gone = weakref.ref(cast(first))
     del first
     assert gone() is None  # with its parameter
+
+
+@pytest.mark.usefixtures("without_gradients")
+def test_what_wants_no_gradient_any_more_is_cast_again(kept: Kept) -> None:
+    with torch.inference_mode(False):
+        parameter = nn.Parameter(torch.randn(2, 2))
+    assert cast(parameter) is cast(parameter)
+    parameter.requires_grad_(False)
+    parameter.data.fill_(3.0)
+    assert torch.equal(cast(parameter), torch.full((2, 2), 3.0, dtype=TYPE))
+
+
+@pytest.mark.usefixtures("without_gradients")
+def test_parameters_with_casts_can_be_swapped(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.utils.swap_tensors takes none that has weak references."""
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    for change in (lambda m: m.half(), lambda m: m.load_state_dict(FusedConvTranspose3d(2, 3, 2).state_dict())):
+        with torch.inference_mode(False):
+            module = FusedConvTranspose3d(2, 3, 2)
+        usual = cast(module.weight)
+        assert cast(module.weight) is usual
+        before = module.weight.detach().clone()
+        change(module)
+        assert module.weight.dtype == TYPE or not torch.equal(module.weight, before)
+        assert torch.equal(cast(module.weight).float(), module.weight.to(TYPE).float())
 
 
 @pytest.mark.usefixtures("without_gradients")

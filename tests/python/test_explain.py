@@ -79,6 +79,11 @@ def test_the_fallback_on_a_gpu_promises_less(force_kernel: Callable[[str], None]
         assert not e.rounds_operands
 
 
+DEPTHWISE: dict[str, Any] = {
+    "batch": 1, "cin": 64, "cout": 64, "groups": 64, "stride": (1, 1, 1), "output_padding": (0, 0, 0),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "reasons"),
     [
@@ -90,8 +95,9 @@ def test_the_fallback_on_a_gpu_promises_less(force_kernel: Callable[[str], None]
         ({"dtype": torch.complex64, "activation": "none"}, {"sm90": "complex64", "sm80": "complex64"}),
         ({"batch": 0}, {"sm90": "the output is empty", "sm80": "the output is empty"}),
         ({"stride": (65, 1, 1), "output_padding": (0, 0, 0)}, {"sm90": "stride", "sm80": "stride"}),
+        (DEPTHWISE | {"size": (48, 48, 48)}, {"sm90": "groups is 64", "sm80": "ATen computes such groups faster"}),
     ],
-    ids=["groups", "double", "complex", "empty", "stride"],
+    ids=["groups", "double", "complex", "empty", "stride", "large depthwise"],
 )
 def test_why_no_kernel_takes_a_call(changes: dict[str, Any], reasons: dict[str, str], library: None) -> None:
     case = replace(REFERENCE, **changes)
@@ -101,6 +107,22 @@ def test_why_no_kernel_takes_a_call(changes: dict[str, Any], reasons: dict[str, 
     for kernel, reason in reasons.items():
         assert reason in e.refused[kernel]
         assert f"not {kernel}" in str(e)
+
+
+def test_depthwise_problems_that_are_not_left_to_aten(library: None, force_kernel: Callable[[str], None]) -> None:
+    """Smaller ones, channels last, 16-bit types, strides; and where the kernel is asked for."""
+    large = replace(REFERENCE, **DEPTHWISE, size=(48, 48, 48))
+    others: tuple[dict[str, Any], ...] = (
+        {"size": (16, 16, 16)},
+        {"input_channels_last": True},
+        {"dtype": torch.float16},
+        {"stride": (1, 1, 2)},
+    )
+    for changes in others:
+        case = replace(large, **changes)
+        assert case.explain(case.make("meta")).path == "sm80", changes
+    force_kernel("sm80")
+    assert large.explain(large.make("meta")).path == "sm80"
 
 
 def test_each_faster_path_has_its_reason(library: None) -> None:

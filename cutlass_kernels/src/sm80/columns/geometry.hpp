@@ -119,7 +119,8 @@ constexpr bool takes(Problem const& p) {
   if (p.x_alignment < kAccessBytes || step < 0) return false;
   if (p.batch > 1 && p.x_stride[0] % vector != 0) return false;
   if (x_channels_last(p)) return p.in_channels % vector == 0 && step % vector == 0;
-  return volume % vector == 0 && step <= 1 && (p.in_channels == 1 || p.x_stride[1] % vector == 0);
+  // Rows of voxels, of which there are several here: not one voxel that stands for all (a step of 0).
+  return volume % vector == 0 && step == 1 && (p.in_channels == 1 || p.x_stride[1] % vector == 0);
 }
 
 /// For tests: the kernel computes all that it takes, not only where it is the fastest of the family; or nothing, so

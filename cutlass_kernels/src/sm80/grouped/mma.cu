@@ -6,6 +6,7 @@
 
 #include "sm80/grouped/mma.hpp"
 #include "sm80/grouped/mma_launch.hpp"
+#include "sm80/joint/instructions.hpp"
 
 namespace convt3d::sm80::grouped::mma {
 namespace {
@@ -22,28 +23,6 @@ struct MmaParams : Params {
 };
 
 __device__ uint32_t shared_address(void const* at) { return static_cast<uint32_t>(__cvta_generic_to_shared(at)); }
-
-// Four 8 x 8 matrices of 16-bit values: lane i gives the address of row i % 8 of matrix i / 8.
-__device__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address));
-}
-
-template <class T>
-__device__ void multiply(float (&sum)[4], uint32_t const (&a)[4], uint2 b) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-  }
-}
 
 // What a half step needs: which row of x from a position's own, which tap, which eighth of the channels (-1: none).
 struct Half {
@@ -188,6 +167,9 @@ __device__ __noinline__ float by_definition(MmaParams const& p, int n, int chann
   float const bias = p.bias == nullptr ? 0.f : to_float(static_cast<T const*>(p.bias)[channel * p.bias_stride]);
   return static_cast<float>(sum) + bias;
 }
+
+template <class T>
+using Operand = std::conditional_t<std::is_same_v<T, __half>, cutlass::half_t, cutlass::bfloat16_t>;
 
 constexpr int kTileD = kTile[0], kTileH = kTile[1], kTileW = kTile[2];
 constexpr int kMTiles = kTileD * kTileH * kTileW / 16;
@@ -358,8 +340,8 @@ __global__ void __launch_bounds__(kThreads, 3) mma_kernel(__grid_constant__ MmaP
 #pragma unroll
               for (int m = 0; m < kMTiles; ++m) {
                 uint32_t a[4];
-                load_matrices(a, from + 16 * ((m / 2 * p.extent[1] + m % 2 * 2) * p.extent[2]));
-                multiply<T>(part[m], a, b);
+                joint::load_matrices(a, from + 16 * ((m / 2 * p.extent[1] + m % 2 * 2) * p.extent[2]));
+                joint::multiply(Operand<T>{}, part[m], a, b.x, b.y);
               }
             }
             left -= some;

@@ -110,6 +110,10 @@ constexpr bool takes(Problem const& p) {
     for (int64_t v : {p.in_size[axis], output_size(p, axis), p.padding[axis], p.dilation[axis]}) {
       if (v > kMaxExtent) return false;
     }
+  }
+  // No less than half of them, and before all classes are looked at.
+  if (p.kernel[0] * p.kernel[1] > kMaxSteps || tap_count(p) * kWarps * kStepBytes > 2 * kMaxSharedBytes) return false;
+  for (int axis = 0; axis < 3; ++axis) {
     if (reach(p, axis).extent > kMaxSharedBytes / 16) return false;
   }
   if (p.in_channels > kMaxInt || p.out_channels > kMaxExtent || steps(p) > kMaxSteps) return false;

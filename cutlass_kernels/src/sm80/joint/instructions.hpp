@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The instructions of the joint kernel's loads and products.
+// The instructions of loads and products by mma.sync: of the joint kernel, and of others in their turn.
 #pragma once
 
 #include "cute/arch/mma_sm80.hpp"
