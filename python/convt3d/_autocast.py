@@ -75,7 +75,13 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         casts = None
     known = None if casts is None else casts.get(id(tensor))
     # Autocast, too, looks up none that wants no gradient any more.
-    if known is not None and known[0]() is tensor and known[1].dtype is dtype and tensor.requires_grad and _keeps():
+    if (
+        known is not None
+        and known[0]() is tensor
+        and known[1].dtype is dtype
+        and tensor.requires_grad
+        and _keeps()
+    ):
         _used = True
         return known[1]
     dtype = autocast_dtype(tensor, "cuda")

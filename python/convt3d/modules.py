@@ -114,7 +114,7 @@ class FusedConvTranspose3d(nn.ConvTranspose3d):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         forget_casts()  # for torch.__future__.set_swap_module_params_on_conversion
-        return super()._apply(*args, **kwargs)
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         forget_casts()

@@ -93,7 +93,10 @@ def test_what_wants_no_gradient_any_more_is_cast_again(kept: Kept) -> None:
 def test_parameters_with_casts_can_be_swapped(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.utils.swap_tensors takes none that has weak references."""
     monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
-    for change in (lambda m: m.half(), lambda m: m.load_state_dict(FusedConvTranspose3d(2, 3, 2).state_dict())):
+    for change in (
+        lambda m: m.half(),
+        lambda m: m.load_state_dict(FusedConvTranspose3d(2, 3, 2).state_dict()),
+    ):
         with torch.inference_mode(False):
             module = FusedConvTranspose3d(2, 3, 2)
         usual = cast(module.weight)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,34 @@ def _process(rank: int, store: str) -> None:
 
 def test_two_processes(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_process, (str(tmp_path / "store"),), 2)  # type: ignore[no-untyped-call]
+
+
+FIRST_CALL = """
+import sys, torch
+from torch import distributed
+distributed.init_process_group("gloo", f"file://{sys.argv[1]}", rank=0, world_size=1)
+from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+import convt3d
+mesh = init_device_mesh("cpu", (1,))
+whole = torch.randn(1, 2, 3, 3, 3), torch.randn(2, 4, 2, 2, 2)
+x, w = (distribute_tensor(t, mesh, [Replicate()]) for t in whole)
+with torch.inference_mode():
+    if sys.argv[2] == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            out = convt3d.conv_transpose3d(x, w, stride=2)
+    else:
+        out = torch.ops.convt3d.conv_transpose3d(
+            x, w, None, (2, 2, 2), (0,) * 3, (0,) * 3, 1, (1,) * 3, None, "before", "none", 0.01, "default"
+        )
+expected = torch.nn.functional.conv_transpose3d(*whole, stride=2)
+torch.testing.assert_close(out.full_tensor().float(), expected, rtol=0.02, atol=0.02)
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("way", ["autocast", "composite"])
+def test_the_first_call_of_a_process(way: str, tmp_path: Path) -> None:
+    """In inference mode, where nothing of autograd comes between."""
+    command = [sys.executable, "-c", FIRST_CALL, str(tmp_path / "store"), way]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -95,7 +95,10 @@ DEPTHWISE: dict[str, Any] = {
         ({"dtype": torch.complex64, "activation": "none"}, {"sm90": "complex64", "sm80": "complex64"}),
         ({"batch": 0}, {"sm90": "the output is empty", "sm80": "the output is empty"}),
         ({"stride": (65, 1, 1), "output_padding": (0, 0, 0)}, {"sm90": "stride", "sm80": "stride"}),
-        (DEPTHWISE | {"size": (48, 48, 48)}, {"sm90": "groups is 64", "sm80": "ATen computes such groups faster"}),
+        (
+            DEPTHWISE | {"size": (48, 48, 48)},
+            {"sm90": "groups is 64", "sm80": "ATen computes such groups faster"},
+        ),
     ],
     ids=["groups", "double", "complex", "empty", "stride", "large depthwise"],
 )
@@ -109,7 +112,9 @@ def test_why_no_kernel_takes_a_call(changes: dict[str, Any], reasons: dict[str, 
         assert f"not {kernel}" in str(e)
 
 
-def test_depthwise_problems_that_are_not_left_to_aten(library: None, force_kernel: Callable[[str], None]) -> None:
+def test_depthwise_problems_that_are_not_left_to_aten(
+    library: None, force_kernel: Callable[[str], None]
+) -> None:
     """Smaller ones, channels last, 16-bit types, strides; and where the kernel is asked for."""
     large = replace(REFERENCE, **DEPTHWISE, size=(48, 48, 48))
     others: tuple[dict[str, Any], ...] = (
