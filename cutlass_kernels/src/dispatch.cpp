@@ -57,7 +57,9 @@ Status choose_fastest(FamilyList families, Problem const& problem, convt3d_devic
     for (Family const* family : families) {
       if (!takes(*family, problem, device)) continue;
       if (family->worthwhile != nullptr && !family->worthwhile(problem, device)) {
-        return message.fail(CONVT3D_NOT_SUPPORTED, "%s: ATen computes such groups faster; asked for by name, the kernel takes them", kernel_name(family->id));
+        return message.fail(CONVT3D_NOT_SUPPORTED,
+                            "%s: ATen computes such groups faster; asked for by name, the kernel takes them",
+                            kernel_name(family->id));
       }
       *chosen = family;
       return CONVT3D_OK;
