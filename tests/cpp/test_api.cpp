@@ -432,10 +432,12 @@ TEST(Launch, OrdinalOfTheCurrentDevice) {
 }
 
 TEST(Api, ADistanceBeyond32BitsIsRefused) {
-  Problem problem = test::cubic_problem(1, 4096, 8, 2, 2, 1, 0, 0);
+  // x where it lies, its neighbours 4096 elements apart; prepared, they would be 32.
+  Problem problem = test::cubic_problem(1, 4096, 8, 2, 2, 1, 0, 0, test::Layout::kNdhwc);
+  problem.dtype = CONVT3D_F16;
   problem.in_size[0] = problem.kernel[0] = 1;
   problem.dilation[2] = 1048573;
-  test::pack(problem, test::Layout::kNcdhw);
+  test::pack(problem, test::Layout::kNdhwc);
   char text[256] = "";
   EXPECT_EQ(convt3d_supported(&problem, CONVT3D_KERNEL_SM80, &kAmpere, text, sizeof text), CONVT3D_NOT_SUPPORTED);
   EXPECT_NE(std::string(text).find("distance"), std::string::npos) << text;

@@ -130,6 +130,26 @@ TEST_P(Forward, SeveralTiles) {
   }
 }
 
+// Sums that are long and enough tiles to fill a device, for which the sm80 family has tiles of 96 channels: one in
+// part, whose rows are no whole accesses, and two. More tiles than are started longest class first, x in blocks of
+// channels, the last one in part.
+TEST_P(Forward, TilesOf96Channels) {
+  for (Layout layout : kLayouts) {
+    for (int64_t channels : {90, 180}) {
+      Problem p = test::cubic_problem(2, 40, channels, 1, 3, 2, 1, 1, layout);
+      p.in_size[0] = 8;
+      p.in_size[1] = 17;
+      p.in_size[2] = 16;
+      test::pack(p, layout);
+      p.has_bias = p.has_add = 1;
+      p.activation = CONVT3D_ACT_LEAKY_RELU;
+      p.negative_slope = 0.1f;
+      bool const one_sign = kernel() == CONVT3D_KERNEL_SM80 && channels == 90;
+      run(p, static_cast<uint64_t>(channels), one_sign ? test::one_sign_draw : test::uniform_draw);
+    }
+  }
+}
+
 // Weights that do not stay in shared memory: several slabs of input channels, one of them in part; several tiles along
 // every dimension, the last ones in part; a D pair too many; every kernel size; no tail, and one value per channel.
 TEST_P(Forward, WideLayers) {

@@ -122,6 +122,13 @@ __device__ inline int64_t voxel_offset(Params const& p, int64_t voxel) {
   return w * p.x_stride[4] + (dh % height) * p.x_stride[3] + (dh / height) * p.x_stride[2];
 }
 
+// Where the prepared x has four channels, from `channel` on, of a voxel of a sample.
+__device__ inline int64_t packet_offset(Params const& p, int64_t per_sample, int64_t n, int64_t voxel, int channel) {
+  if (p.x_block == 0) return (n * per_sample + voxel) * p.k_channels_padded + channel;
+  int const blocks = (p.k_channels_padded + p.x_block - 1) / p.x_block, block = channel / p.x_block;
+  return ((n * blocks + block) * per_sample + voxel) * p.x_block + channel % p.x_block;
+}
+
 // One tile of 32 voxels by 32 channels of one sample, turned in shared memory so that both the read and the write
 // are runs. A thread writes four neighbouring channels at once; 8 threads hold a voxel's 32.
 template <class T, class Convert>
@@ -134,7 +141,6 @@ __device__ void turn_x(Params const& p, int64_t tile) {
   int const lane = threadIdx.x % kTile;
   int const group = threadIdx.x / kTile;
   auto const* x = static_cast<T const*>(p.x_in) + n * p.x_stride[0];
-  auto* out = static_cast<T*>(p.x_out) + n * count.per_sample * p.k_channels_padded;
 
   int64_t const voxel_in = voxel_begin + lane;
   int64_t const base = voxel_in < count.per_sample ? voxel_offset(p, voxel_in) : 0;
@@ -156,7 +162,9 @@ __device__ void turn_x(Params const& p, int64_t tile) {
   Packet<T> packet;
 #pragma unroll
   for (int e = 0; e < 4; ++e) packet.v[e] = turned[channel + e][voxel];
-  *reinterpret_cast<Packet<T>*>(out + (voxel_begin + voxel) * p.k_channels_padded + channel_begin + channel) = packet;
+  auto* const out = static_cast<T*>(p.x_out);
+  *reinterpret_cast<Packet<T>*>(
+      out + packet_offset(p, count.per_sample, n, voxel_begin + voxel, channel_begin + channel)) = packet;
 }
 
 // x in channels-last order already: rounded, and padded where the channels ask for it.
@@ -170,21 +178,27 @@ __device__ void copy_x(Params const& p, int64_t block) {
     int64_t const index = (block * kPacketsPerThread + i) * kThreads + threadIdx.x;
     if (index >= total) return;
     Packet<T> packet{};
-    auto* const out = reinterpret_cast<Packet<T>*>(p.x_out) + index;
-    if (p.x_dense) {
+    int64_t at = 4 * index;
+    if (p.x_dense && p.x_block == 0) {
       packet = static_cast<Packet<T> const*>(p.x_in)[index];
     } else {
-      int64_t const row = index / packets;
+      bool const narrow = total <= UINT32_MAX;  // as all but the largest are
+      int64_t const row = narrow ? unsigned(index) / unsigned(packets) : index / packets;
       int const channel = int(index - row * packets) * 4;
-      int64_t const n = row / count.per_sample;
-      auto const* x =
-          static_cast<T const*>(p.x_in) + n * p.x_stride[0] + voxel_offset(p, row - n * count.per_sample) + channel;
+      int64_t const n = narrow ? unsigned(row) / unsigned(count.per_sample) : row / count.per_sample;
+      int64_t const voxel = row - n * count.per_sample;
+      at = packet_offset(p, count.per_sample, n, voxel, channel);
+      if (p.x_dense) {
+        packet = static_cast<Packet<T> const*>(p.x_in)[index];
+      } else {
+        auto const* x = static_cast<T const*>(p.x_in) + n * p.x_stride[0] + voxel_offset(p, voxel) + channel;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) packet.v[e] = channel + e < p.x_size[1] ? x[e] : T(0);
+        for (int e = 0; e < 4; ++e) packet.v[e] = channel + e < p.x_size[1] ? x[e] : T(0);
+      }
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) packet.v[e] = Convert{}(packet.v[e]);
-    *out = packet;
+    *reinterpret_cast<Packet<T>*>(static_cast<T*>(p.x_out) + at) = packet;
   }
 }
 

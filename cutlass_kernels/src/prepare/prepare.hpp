@@ -2,7 +2,8 @@
 //
 // The pre-pass: brings x and the weights into the form that the implicit-GEMM kernels read, in one launch.
 //
-//   x       any strides (N, C, D, H, W)        -> packed NDHWC, channels padded with zeros to a multiple
+//   x       any strides (N, C, D, H, W)        -> packed NDHWC, channels padded with zeros to a multiple, or, sample by
+//                                                 sample, one such tensor after the other of a block of channels each
 //   weight  any strides (Cin, Cout, kD, kH, kW) -> per residue class, packed KTRSC with that class's taps only
 //
 // In tf32 mode both are rounded to TF32 on the way. The pre-pass runs in every call: a cache keyed by pointer or
@@ -32,6 +33,7 @@ struct Params {
   void* x_out;
   int64_t x_size[5];
   int64_t x_stride[5];
+  int32_t x_block;        // channels of a block, a multiple of 4; 0: all of them are one
   int64_t x_flat_stride;  // spacing of a sample's voxels where (D, H, W) are one equally spaced run, else -1
   bool x_dense;           // x is packed NDHWC, 16-byte aligned, its channels a multiple of 4
 

@@ -13,11 +13,12 @@ namespace convt3d::sm80 {
 
 struct Call {
   Problem const* problem;
-  void const* x;        // channels contiguous, padded
-  int64_t x_stride[4];  // (N, D, H, W), in elements
-  void const* filter;   // the classes' KTRSC filters, back to back
-  int64_t k_channels;   // padded Cin
-  int64_t c_channels;   // padded Cout
+  void const* x;         // channels contiguous, padded
+  int64_t x_stride[4];   // (N, D, H, W), in elements
+  int64_t x_block_step;  // elements from the channels of one iteration of the mainloop to those of the next
+  void const* filter;    // the classes' KTRSC filters, back to back
+  int64_t k_channels;    // padded Cin
+  int64_t c_channels;    // padded Cout
   void const* bias;
   void const* add;
   void* y;

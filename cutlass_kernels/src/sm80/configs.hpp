@@ -59,6 +59,7 @@ using Tf32N64 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 64, 16>,
 using Tf32N64Long = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 64, 16>, Shape<64, 32, 16>, Shape<16, 8, 8>, 3, 3, ShortIn::kSharedMemory, 16>;
 using Tf32N64LongSmall = Config<cutlass::tfloat32_t, float, Multiply, Shape<64, 64, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 4, ShortIn::kRegisters, 16>;
 using Tf32N128Long = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 128, 16>, Shape<64, 64, 16>, Shape<16, 8, 8>, 3, 2, ShortIn::kSharedMemory, 16, 16>;
+using Tf32N96Long = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 96, 16>, Shape<64, 48, 16>, Shape<16, 8, 8>, 3, 2, ShortIn::kSharedMemory, 16, 48>;
 using Tf32N32 = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 4>;
 using Tf32N32Long = Config<cutlass::tfloat32_t, float, Multiply, Shape<128, 32, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3, ShortIn::kRegisters, 16>;
 using IeeeN64 = Config<float, float, Multiply3xTf32, Shape<64, 64, 16>, Shape<32, 32, 16>, Shape<16, 8, 8>, 3, 3>;
@@ -69,6 +70,7 @@ template <class Half> using HalfN64 = Config<Half, Half, Multiply, Shape<128, 64
 template <class Half> using HalfN64Long = Config<Half, Half, Multiply, Shape<128, 64, 32>, Shape<32, 64, 32>, Shape<16, 8, 16>, 3, 3, ShortIn::kSharedMemory, kHalfSum<Half>>;
 template <class Half> using HalfN128 = Config<Half, Half, Multiply, Shape<128, 128, 32>, Shape<64, 64, 32>, Shape<16, 8, 16>, 3, 2>;
 template <class Half> using HalfN128Long = Config<Half, Half, Multiply, Shape<128, 128, 32>, Shape<64, 64, 32>, Shape<16, 8, 16>, 3, 2, ShortIn::kSharedMemory, kHalfSum<Half>, 16>;
+template <class Half> using HalfN96Long = Config<Half, Half, Multiply, Shape<128, 96, 32>, Shape<64, 48, 32>, Shape<16, 8, 16>, 3, 2, ShortIn::kSharedMemory, kHalfSum<Half>, 48>;
 template <class Half> using HalfN32 = Config<Half, Half, Multiply, Shape<128, 32, 32>, Shape<32, 32, 32>, Shape<16, 8, 16>, 3, 4>;
 template <class Half> using HalfN32Long = Config<Half, Half, Multiply, Shape<128, 32, 32>, Shape<32, 32, 32>, Shape<16, 8, 16>, 3, 3, ShortIn::kRegisters, kHalfSum<Half>>;
 // clang-format on

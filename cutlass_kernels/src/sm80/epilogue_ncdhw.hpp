@@ -19,14 +19,15 @@ struct NcdhwEpilogue {
   using WarpMma = typename Mma::Operator;
   using WarpCount = typename Mma::WarpCount;
   static constexpr int kThreads = 32 * WarpCount::kCount;
-  // A tile of 128 columns by halves, whose warps are two along N: its shared memory leaves room for a second block.
-  static constexpr int kPasses = Shape::kN > 64 ? WarpCount::kN : 1;
-  static constexpr int kColumns = Shape::kN / kPasses;
+  static constexpr int kTileColumns = WarpCount::kN * WarpMma::Shape::kN;
+  // More than 64 columns by halves, whose warps are two along N: their shared memory leaves room for a second block.
+  static constexpr int kPasses = kTileColumns > 64 ? WarpCount::kN : 1;
+  static constexpr int kColumns = kTileColumns / kPasses;
   static constexpr int kPitch = kColumns + 5;
   static constexpr int kRowChunks = Shape::kM / 32;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kBatch = 8;  // independent loads in flight per thread
-  static_assert(kColumns % 32 == 0 && kWarps % kRowChunks == 0, "each warp keeps to one chunk of 32 rows");
+  static_assert(kWarps % kRowChunks == 0, "each warp keeps to one chunk of 32 rows");
   static constexpr int kColumnGroups = kWarps / kRowChunks;
   static constexpr int kColumnsPerWarp = kColumns / kColumnGroups;
   static_assert(kColumnsPerWarp % kBatch == 0, "");

@@ -11,6 +11,7 @@
 #include "cutlass/epilogue/thread/linear_combination.h"
 #include "cutlass/gemm/threadblock/mma_base.h"
 #include "sm80/call.hpp"
+#include "sm80/filter_tile.hpp"
 #include "sm80/kernel.hpp"
 #include "sm80/select.hpp"
 #include "sm80/shared_memory.hpp"
@@ -22,10 +23,10 @@
 namespace convt3d::sm80 {
 
 // The mainloop's policy as CUTLASS chose it, but for our warp-level operators.
-template <class Policy, class Config>
+template <class Policy, class Config, class WarpMma>
 struct MmaPolicy {
-  using Split = typename SplitNearest<typename Policy::Operator, typename Config::Math>::Type;
-  static constexpr bool kSplit = !std::is_same_v<Split, typename Policy::Operator>;
+  using Split = typename SplitNearest<WarpMma, typename Config::Math>::Type;
+  static constexpr bool kSplit = !std::is_same_v<Split, WarpMma>;
   static constexpr int kSteps = Config::Tile::kK / Config::Instruction::kK;
   static constexpr int kThreads =
       32 * (Config::Tile::kM / Config::WarpTile::kM) * (Config::Tile::kN / Config::WarpTile::kN);
@@ -40,24 +41,52 @@ struct MmaPolicy {
                                                      typename Policy::SmemPaddingB, Policy::kPartitionsK>;
 };
 
+// What reads the filter: as CUTLASS chose it, or for warps of 48 channels.
+template <class Config, class Default, bool kSpaced = is_spaced(Config::Tile::kN)>
+struct FilterParts {
+  using IteratorB = typename Default::IteratorB;
+  using SmemIteratorB = typename Default::SmemIteratorB;
+  using WarpMma = typename Default::MmaPolicy::Operator;
+};
+
+template <class Config, class Default>
+struct FilterParts<Config, Default, true> {
+  using Operand = typename Config::Operand;
+  using SmemLayoutA = typename Default::MmaCore::SmemLayoutA;
+  using SmemLayoutB = typename Default::MmaCore::SmemLayoutB;
+  using Tile = FilterTile<Operand, Config::Tile::kK, Config::Tile::kN, Default::MmaCore::kThreads>;
+  using IteratorB = FilterIterator<Tile>;
+  using SmemIteratorB = FilterStore<Tile, SmemLayoutB>;
+  using WarpMma = SpacedMma<typename cutlass::gemm::warp::DefaultMmaTensorOp<
+      typename Config::WarpTile, typename Config::Instruction, Operand, SmemLayoutA, Operand, SmemLayoutB, float,
+      cutlass::layout::RowMajor, cutlass::arch::OpMultiplyAdd>::Type>;
+};
+
 template <class Config, bool kChannelsLast>
 struct Instance {
   using Operand = typename Config::Operand;
   using Element = typename Config::Element;
   using Layout = cutlass::layout::TensorNDHWC;
   static constexpr int kAccess = kAccessBytes / int(sizeof(Element));
+  // As CUTLASS has them; warps of 48 channels live in what it has for 64.
+  static constexpr bool kSpaced = is_spaced(Config::Tile::kN);
+  using Tile = std::conditional_t<kSpaced, Shape<Config::Tile::kM, with_room(Config::Tile::kN), Config::Tile::kK>,
+                                  typename Config::Tile>;
+  using WarpTile =
+      std::conditional_t<kSpaced, Shape<Config::WarpTile::kM, kWarpRoom, Config::Tile::kK>, typename Config::WarpTile>;
   using Default = cutlass::conv::kernel::DefaultConv3dDgrad<
       Operand, Layout, Operand, Layout, Element, Layout, float, cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
-      typename Config::Tile, typename Config::WarpTile, typename Config::Instruction,
+      Tile, WarpTile, typename Config::Instruction,
       cutlass::epilogue::thread::LinearCombination<Element, kAccess, float, float>,
       cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>, Config::kStages, typename Config::Math,
       cutlass::conv::IteratorAlgorithm::kOptimized, cutlass::conv::StrideSupport::kUnity>;
   using IteratorX =
       RowTableIterator<cutlass::MatrixShape<Config::Tile::kM, Config::Tile::kK>, Operand, typename Default::ThreadMapA>;
+  using Filter = FilterParts<Config, Default>;
   using Mma = cutlass::conv::threadblock::ImplicitGemmMultistage<
-      typename Config::Tile, IteratorX, typename Default::SmemIteratorA, cutlass::arch::CacheOperation::Always,
-      typename Default::IteratorB, typename Default::SmemIteratorB, cutlass::arch::CacheOperation::Global,
-      typename MmaPolicy<typename Default::MmaPolicy, Config>::Type, Config::kStages>;
+      Tile, IteratorX, typename Default::SmemIteratorA, cutlass::arch::CacheOperation::Always,
+      typename Filter::IteratorB, typename Filter::SmemIteratorB, cutlass::arch::CacheOperation::Global,
+      typename MmaPolicy<typename Default::MmaPolicy, Config, typename Filter::WarpMma>::Type, Config::kStages>;
   using ThreadMap = typename Default::Epilogue::OutputTileIterator::ThreadMap;
   using Visitor = NdhwcVisitor<Mma, Element, ThreadMap>;
   // One epilogue stage, steps not unrolled: eleven activations times eight steps would be a megabyte of code.
@@ -65,6 +94,7 @@ struct Instance {
       cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Default::Epilogue, Visitor, 1, false>;
   using Kernel = DgradKernel<Mma, VisitorEpilogue, Element, kChannelsLast>;
 
+  static_assert(Config::Tile::kK * sizeof(Operand) == kStepBytes, "as x is laid out");
   static_assert(Config::Tile::kM <= kMaxTileRows && Config::Tile::kK <= kMaxTileK, "the bounds of call.hpp");
   static_assert(sizeof(typename Kernel::Params) <= 4096, "CUDA guarantees 4 KiB of kernel parameters");
 
@@ -94,7 +124,10 @@ struct Instance {
     ClassParams<Mma> params;
     params.size = size;
     params.iterator_x = Mma::IteratorA::getParams(size, x_layout);
+    // To the channels of the next iteration, of which CUTLASS assumes that they lie behind those of this one.
+    params.iterator_x.inc_next[3] += (call.x_block_step - Mma::Shape::kK) * int64_t(sizeof(Operand));
     params.iterator_filter = typename Mma::IteratorB::Params(size, filter_layout);
+    params.x_block_step = call.x_block_step;
     params.filter = filter;
     params.rows = as_int(samples * rc.outputs());
     params.k_iterations = as_int(rc.taps() * k_tiles);
@@ -102,6 +135,17 @@ struct Instance {
     params.y = lattice(rc, p.y_stride);
     params.add = lattice(rc, effective_add_stride(p).v);
     return params;
+  }
+
+  // Classes, or pairs of them, by their products. They are few: an insertion sort.
+  static void longest_first(ClassParams<Mma>* classes, int count, bool pairs) {
+    int const step = pairs ? 2 : 1;
+    auto const length = [&](int i) { return classes[i].k_iterations + (pairs ? classes[i + 1].k_iterations : 0); };
+    for (int i = step; i < count; i += step) {
+      for (int at = i; at > 0 && length(at - step) < length(at); at -= step) {
+        std::swap_ranges(classes + at - step, classes + at, classes + at);
+      }
+    }
   }
 
   static cudaError_t launch(Call const& call, cudaStream_t stream) {
@@ -141,7 +185,7 @@ struct Instance {
       KernelParams<Mma> params;
       params.stash = stash;
       params.pairs = pairs;
-      params.column_tiles = static_cast<int>((p.out_channels + Mma::Shape::kN - 1) / Mma::Shape::kN);
+      params.column_tiles = static_cast<int>((p.out_channels + Config::Tile::kN - 1) / Config::Tile::kN);
       params.x = static_cast<Operand const*>(call.x) + first * call.x_stride[0];
       params.tail.bias = call.bias;
       params.tail.add = call.add ? static_cast<Element const*>(call.add) + first * add_stride[0] : nullptr;
@@ -174,8 +218,12 @@ struct Instance {
           row_tiles = std::max<int64_t>(row_tiles, (int64_t(cls.rows) + Mma::Shape::kM - 1) / Mma::Shape::kM);
         }
         if (params.class_count == 0) continue;
-        int64_t const blocks = row_tiles * params.column_tiles * (params.class_count / (pairs ? 2 : 1));
+        int64_t const tiles = row_tiles * params.column_tiles;
+        int64_t const blocks = tiles * (params.class_count / (pairs ? 2 : 1));
         if (blocks > kMaxInt) return cudaErrorInvalidConfiguration;
+        longest_first(params.classes, params.class_count, pairs);
+        params.tiles = static_cast<int>(tiles);
+        params.mixed_tiles = static_cast<int>(std::max<int64_t>(tiles - Kernel::kTailTiles, 0));
         params.blocks = static_cast<int>(blocks);
         params.condition = call.condition;
         auto const launched = static_cast<unsigned>(std::min(blocks, max_blocks));

@@ -5,7 +5,8 @@
 //
 // Grid: class fastest, then GEMM N tiles, then GEMM M tiles. Neighbouring thread blocks then read the same x (all
 // classes do) and write interleaved voxels of the same region of y, so both meet in L2; and blocks with one tap run
-// beside blocks with eight, so that some stream add and y while others compute.
+// beside blocks with eight, so that some stream add and y while others compute. Of the last tiles the class with the
+// most taps comes first, so that no block of eight taps starts when the others are about to end.
 #pragma once
 
 #include <type_traits>
@@ -14,6 +15,7 @@
 #include "cutlass/conv/convolution.h"
 #include "dependent_launch.hpp"
 #include "sm80/epilogue_ncdhw.hpp"
+#include "sm80/epilogue_rows.hpp"
 #include "sm80/short_sums.hpp"
 #include "sm80/tail.hpp"
 #include "sm80/visitor_ndhwc.hpp"
@@ -31,6 +33,9 @@ struct DgradKernel {
   using VisitorEpilogue = VisitorEpilogue_;  // EpilogueWithVisitorCallbacks<.., NdhwcVisitor>
   using Shape = typename Mma::Shape;
   using PlaneEpilogue = NcdhwEpilogue<Mma, Element>;
+  static constexpr int kColumns = Mma::WarpCount::kN * Mma::Operator::Shape::kN;  // of a tile
+  static constexpr bool kOwnRows = kColumns != Shape::kN;                         // CUTLASS has no epilogue for them
+  using LastEpilogue = std::conditional_t<kOwnRows, RowsEpilogue<Mma, Element>, VisitorEpilogue>;
   using Sums = typename Mma::Operator::IteratorC::Fragment;  // a thread's
   static constexpr int kThreads = 32 * Mma::WarpCount::kCount;
 
@@ -38,7 +43,7 @@ struct DgradKernel {
   struct alignas(16) SharedStorage {
     union {
       typename Mma::SharedStorage mainloop;
-      std::conditional_t<kChannelsLast, typename VisitorEpilogue::SharedStorage, typename PlaneEpilogue::SharedStorage>
+      std::conditional_t<kChannelsLast, typename LastEpilogue::SharedStorage, typename PlaneEpilogue::SharedStorage>
           epilogue;
     };
     Row rows[Shape::kM];
@@ -50,11 +55,25 @@ struct DgradKernel {
   // Behind the storage for a pair: the first one's sums.
   static constexpr int kHeldBytes = kPairs ? int(sizeof(typename PlaneEpilogue::SharedStorage)) : 0;
 
+  // So many tiles are the last ones: the blocks that an H200 has at once, and as many again of the shorter classes.
+  // Where a class writes every second element, its neighbours should not be far.
+  static constexpr int kTailTiles = kChannelsLast ? 128 : 64;
+
+  struct Place {
+    int class_idx, tile_idx;
+  };
+
+  CUTLASS_DEVICE static Place place(Params const& params, int block, int classes) {
+    int const groups = params.class_count / classes, behind = block - params.mixed_tiles * groups;
+    if (behind < 0) return {block % groups * classes, block / groups};
+    int const tiles = params.tiles - params.mixed_tiles;
+    return {behind / tiles * classes, params.mixed_tiles + behind % tiles};
+  }
+
   CUTLASS_DEVICE static void run(Params const& params, SharedStorage& storage, int block) {
     int const classes = kPairs && params.pairs ? 2 : 1;  // of this block
-    int const class_idx = block % (params.class_count / classes) * classes;
-    int const tile_idx = block / (params.class_count / classes);
-    int const column_begin = tile_idx % params.column_tiles * Shape::kN;
+    auto const [class_idx, tile_idx] = place(params, block, classes);
+    int const column_begin = tile_idx % params.column_tiles * kColumns;
     int const row_begin = tile_idx / params.column_tiles * Shape::kM;
     if (row_begin >= params.classes[class_idx].rows) return;
 
@@ -74,7 +93,7 @@ struct DgradKernel {
           if (tail.vector_add && at.inside) {
             auto const* line = static_cast<Element const*>(tail.add) + at.add + column_begin;
             CUTLASS_PRAGMA_UNROLL
-            for (int c = 0; c < Shape::kN; c += 128 / int(sizeof(Element))) {
+            for (int c = 0; c < kColumns; c += 128 / int(sizeof(Element))) {
               if (column_begin + c < tail.channels) prefetch_to_l2(line + c);
             }
           }
@@ -100,7 +119,9 @@ struct DgradKernel {
       if (cls.cut_share != 0.f) center(sums, cls.cut_share);
 
       TileContext<Mma> const tile{&cls, params.x, &tail, storage.rows, row_begin, column_begin};
-      if constexpr (kChannelsLast) {
+      if constexpr (kChannelsLast && kOwnRows) {
+        LastEpilogue::run(storage.epilogue, sums, tile, warp_idx, lane_idx);
+      } else if constexpr (kChannelsLast) {
         typename VisitorEpilogue::Params const visitor_params{};
         VisitorEpilogue epilogue(visitor_params, storage.epilogue, thread_idx, warp_idx, lane_idx);
         epilogue(sums, {0, 0, 0}, tile, thread_idx);

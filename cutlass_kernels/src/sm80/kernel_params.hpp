@@ -54,6 +54,7 @@ struct ClassParams {
   typename Mma::IteratorA::Params iterator_x;
   typename Mma::IteratorB::Params iterator_filter;
   typename Mma::IteratorB::Element const* filter;  // KTRSC, taps of this class only
+  int64_t x_block_step;                            // see Call
   int rows;                                        // GEMM M = N * D * H * W
   int k_iterations;                                // 0 where no tap reaches the class
   float cut_share;                                 // of a sum: what it gets back (sums.hpp)
@@ -66,6 +67,8 @@ struct KernelParams {
   ClassParams<Mma> classes[kMaxClassesPerLaunch];
   int class_count;
   int column_tiles;          // GEMM N tiles
+  int tiles;                 // GEMM M tiles times those
+  int mixed_tiles;           // of so many all classes together, of the rest one class after the other
   int blocks;                // of the whole grid; what is launched may be fewer
   bool stash;                // behind the kernel's shared memory there is room for a stash (short_sums.hpp)
   bool pairs;                // a thread block computes two classes, neighbours along W, of as many rows

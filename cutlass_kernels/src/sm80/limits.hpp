@@ -15,6 +15,7 @@ constexpr int64_t kMaxExtent = int64_t{1} << 20;  // of a size, a padding or a d
 constexpr int kAccessBytes = 16;
 constexpr int kMaxTileRows = 128;  // GEMM M of the largest tile in configs.hpp
 constexpr int kMaxTileK = 32;      // and its K
+constexpr int kStepBytes = 64;     // of a row of x in one iteration of the mainloop: K of every tile
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 

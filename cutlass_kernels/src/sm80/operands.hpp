@@ -6,17 +6,30 @@
 
 #include "prepare/prepare.hpp"
 #include "sm80/call.hpp"
+#include "sm80/joint/geometry.hpp"
 
 namespace convt3d::sm80 {
 
 constexpr int64_t kMaxChannels = int64_t(1) << 20;
 constexpr int64_t kWorkspaceAlignment = 256;
 
+// Channels that a row of the prepared x has together. The mainloop fetches the neighbouring voxels of a tile, 64 bytes
+// of each: as one run of memory these are half as many cache lines, and each line takes the path to shared memory for
+// itself. The joint kernel fetches other pieces. A last block in part must not make a sample too large.
+inline int64_t x_block(Problem const& p) {
+  int const bytes = element_bytes(p);
+  int64_t const channels = padded_channels(p.in_channels, bytes), block = kStepBytes / bytes;
+  int64_t const voxels = p.in_size[0] * p.in_size[1] * p.in_size[2];
+  bool const fits = voxels <= kMaxInt / round_up(channels, block);
+  return joint::chosen(p) || channels < block || !fits ? channels : block;
+}
+
 struct OperandLayout {
   int64_t k_channels;  // padded Cin
   int64_t c_channels;  // padded Cout
   int64_t filter_elements;
   bool x_in_place;
+  int64_t x_block;   // channels of the prepared x that lie together: all, or those of one iteration
   int64_t x_offset;  // of the prepared x in the workspace, in bytes
   int64_t total_bytes;
 };
@@ -28,9 +41,11 @@ inline OperandLayout operand_layout(Problem const& p) {
   layout.c_channels = padded_channels(p.out_channels, bytes);
   layout.filter_elements = layout.k_channels * layout.c_channels * tap_count(p);
   layout.x_in_place = reads_x_in_place(p);
+  layout.x_block = x_block(p);
   layout.x_offset = round_up(layout.filter_elements * bytes, kWorkspaceAlignment);
   int64_t const voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
-  layout.total_bytes = layout.x_offset + (layout.x_in_place ? 0 : voxels * layout.k_channels * bytes);
+  int64_t const channels = round_up(layout.k_channels, layout.x_block);
+  layout.total_bytes = layout.x_offset + (layout.x_in_place ? 0 : voxels * channels * bytes);
   return layout;
 }
 
@@ -48,8 +63,10 @@ inline XStrides x_strides(Problem const& p) {
     out.v[0] = cut(stride[0]);
     for (int axis = 0; axis < 3; ++axis) out.v[1 + axis] = cut(stride[2 + axis]);
   } else {
-    out.v[3] = padded_channels(p.in_channels, element_bytes(p));
+    int64_t const block = x_block(p), blocks = (p.in_channels + block - 1) / block;
+    out.v[3] = block;
     for (int axis = 2; axis >= 0; --axis) out.v[axis] = cut(out.v[axis + 1] * p.in_size[axis]);
+    out.v[0] = cut(out.v[0] * blocks);
   }
   return out;
 }
@@ -104,6 +121,8 @@ inline prepare::Params prepare_params(Problem const& p, convt3d_tensors const& t
     params.x_stride[axis] = strides[axis];
     params.weight_stride[axis] = p.weight_stride[axis];
   }
+  bool const blocks = !layout.x_in_place && layout.x_block < layout.k_channels;
+  params.x_block = static_cast<int32_t>(blocks ? layout.x_block : 0);
   params.x_flat_stride = flat_stride(p.in_size, strides.v + 2);
   params.x_dense = is_ndhwc(x_sizes, p.x_stride) && p.in_channels == layout.k_channels && p.x_alignment == kAccessBytes;
   params.weight = tensors.weight;
@@ -136,6 +155,8 @@ inline Call make_call(Problem const& p, convt3d_tensors const& tensors, prepare:
   call.x = pre_pass.x_out ? pre_pass.x_out : tensors.x;
   XStrides const strides = x_strides(p);
   for (int i = 0; i < 4; ++i) call.x_stride[i] = strides.v[i];
+  call.x_block_step = kStepBytes / element_bytes(p);
+  if (pre_pass.x_block != 0) call.x_block_step = strides.v[3] * p.in_size[0] * p.in_size[1] * p.in_size[2];
   call.bias = p.has_bias ? tensors.bias : nullptr;
   call.add = p.has_add ? tensors.add : nullptr;
   call.y = tensors.y;

@@ -52,6 +52,12 @@ bool fills_device(Problem const& p) {
   return tiles * ((rows + 127) / 128) >= kWanted;
 }
 
+// Whether tiles of 96 channels cover the channels with less to spare than tiles of 128, and no more than tiles of 64.
+bool fits_96(Problem const& p) {
+  int64_t const covered = round_up(p.out_channels, 96);
+  return covered < round_up(p.out_channels, 128) && covered <= round_up(p.out_channels, 64);
+}
+
 LaunchFn select_half(Problem const& p, bool channels_last, bool is_long, bool narrow, bool wide) {
   bool const f16 = p.dtype == CONVT3D_F16;
   if (narrow) {
@@ -59,6 +65,9 @@ LaunchFn select_half(Problem const& p, bool channels_last, bool is_long, bool na
     return f16 ? f16_n32_long(channels_last) : bf16_n32_long(channels_last);
   }
   if (wide && channels_last && !is_long) return f16 ? f16_n128() : bf16_n128();
+  if (is_long && fits_96(p) && (wide || fills_device(p)) && has_room(2, 76)) {
+    return f16 ? f16_n96_long(channels_last) : bf16_n96_long(channels_last);
+  }
   if (is_long && wide && has_room(2, 108)) {
     return f16 ? f16_n128_long(channels_last) : bf16_n128_long(channels_last);
   }
@@ -69,6 +78,7 @@ LaunchFn select_half(Problem const& p, bool channels_last, bool is_long, bool na
 LaunchFn select_tf32(Problem const& p, bool channels_last, bool is_long, bool narrow, bool wide) {
   if (narrow) return channels_last && !is_long ? tf32_n32() : tf32_n32_long(channels_last);
   bool const helps = is_long || (channels_last && longest_sum(p) == kSumProducts);
+  if (helps && fits_96(p) && has_room(2, 76) && fills_device(p)) return tf32_n96_long(channels_last);
   if (wide && helps && has_room(2, 108) && fills_device(p)) return tf32_n128_long(channels_last);
   if (is_long && !has_room(3, 73)) return tf32_n64_long_small(channels_last);
   return channels_last && !is_long ? tf32_n64() : tf32_n64_long(channels_last);

@@ -77,6 +77,8 @@ struct Stash {
     place = room + threadIdx.x;
     left = room == nullptr ? 0x7fffffff : first;
     used = false;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kKept; ++i) kept[i] = 0.f;
   }
 
   /// Moves `part` there, in every `period`-th call.
@@ -85,17 +87,19 @@ struct Stash {
     left = period;
     if (used) add_to(part);
     CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kKept; ++i) kept[i] += part[4 * kVectors + i];
+    CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       place[i * kThreads] = make_float4(part[4 * i], part[4 * i + 1], part[4 * i + 2], part[4 * i + 3]);
     }
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kKept; ++i) kept[i] = part[4 * kVectors + i];
     part.clear();
     used = true;
   }
 
   CUTLASS_DEVICE void finish(Fragment& part) {
     if (used) add_to(part);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kKept; ++i) part[4 * kVectors + i] += kept[i];
   }
 
  private:
@@ -108,8 +112,6 @@ struct Stash {
       part[4 * i + 2] += sum.z;
       part[4 * i + 3] += sum.w;
     }
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kKept; ++i) part[4 * kVectors + i] += kept[i];
   }
 };
 

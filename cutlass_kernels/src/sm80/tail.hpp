@@ -86,7 +86,8 @@ CUTLASS_DEVICE void recompute_output(ClassParams<Mma> const& cls, typename Mma::
         Operand const* tap = filter + int64_t((t * size.R + r) * size.S + s) * size.C;
 #pragma unroll 1
         for (int k = 0; k < size.K; ++k) {
-          acc = fmaf(to_float(voxel[k]), to_float(tap[k * filter_k_stride]), acc);
+          Operand const value = voxel[k / Mma::Shape::kK * cls.x_block_step + k % Mma::Shape::kK];
+          acc = fmaf(to_float(value), to_float(tap[k * filter_k_stride]), acc);
         }
       }
     }

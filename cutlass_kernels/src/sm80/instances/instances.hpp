@@ -13,6 +13,7 @@ LaunchFn tf32_n64();
 LaunchFn tf32_n64_long(bool channels_last);
 LaunchFn tf32_n64_long_small(bool channels_last);
 LaunchFn tf32_n128_long(bool channels_last);
+LaunchFn tf32_n96_long(bool channels_last);
 LaunchFn tf32_n32();
 LaunchFn tf32_n32_long(bool channels_last);
 LaunchFn ieee_n64(bool channels_last);
@@ -25,11 +26,13 @@ LaunchFn f16_n32();
 LaunchFn f16_n32_long(bool channels_last);
 LaunchFn f16_n128();
 LaunchFn f16_n128_long(bool channels_last);
+LaunchFn f16_n96_long(bool channels_last);
 LaunchFn bf16_n64();
 LaunchFn bf16_n64_long(bool channels_last);
 LaunchFn bf16_n32();
 LaunchFn bf16_n32_long(bool channels_last);
 LaunchFn bf16_n128();
 LaunchFn bf16_n128_long(bool channels_last);
+LaunchFn bf16_n96_long(bool channels_last);
 
 }  // namespace convt3d::sm80
