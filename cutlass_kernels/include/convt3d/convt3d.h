@@ -64,8 +64,7 @@ typedef enum convt3d_activation {
 
 typedef enum convt3d_add_order { CONVT3D_ADD_BEFORE = 0, CONVT3D_ADD_AFTER = 1 } convt3d_add_order;
 
-/* Kernel families. AUTO lets the library choose the fastest one that supports the problem (but see convt3d_make_plan).
- */
+/* Kernel families. AUTO lets the library choose the fastest one that supports the problem. */
 typedef enum convt3d_kernel {
   CONVT3D_KERNEL_AUTO = 0,
   CONVT3D_KERNEL_SM80 = 1,
@@ -147,8 +146,7 @@ CONVT3D_API convt3d_status convt3d_validate(const convt3d_problem* problem, char
 CONVT3D_API convt3d_status convt3d_supported(const convt3d_problem* problem, convt3d_kernel kernel,
                                              const convt3d_device* device, char* message, size_t capacity);
 
-/* Chooses a kernel (the one asked for, or the fastest supported one for AUTO) and sizes its workspace. AUTO leaves
- * large depthwise fp32 problems at stride 1 with neighbours along W to ATen, which is faster there: NOT_SUPPORTED. */
+/* Chooses a kernel (AUTO: the fastest; docs/c-library.md says what it leaves to ATen) and sizes its workspace. */
 CONVT3D_API convt3d_status convt3d_make_plan(const convt3d_problem* problem, convt3d_kernel kernel,
                                              const convt3d_device* device, convt3d_plan* plan, char* message,
                                              size_t capacity);

@@ -37,8 +37,7 @@ struct StreamMainloop {
   using Atom = StreamAtom<T, kWidth>;
   using Accumulators = float[2][kRegisters];  // W parity
   // Tensor cores cut off what lies below a sum's largest term. Where results are rounded to 16 bits, what a long sum
-  // loses is far below that, and short ones would take 8 to 14 % longer in k3 and k4
-  // (docs/performance-log-streaming.md).
+  // loses is far below that, and short ones would take 8 to 14 % longer (docs/performance-log-streaming.md).
   static constexpr bool kShortSums = std::is_same_v<T, float>;
 
   struct SharedStorage {
