@@ -54,6 +54,18 @@ inline void pack(Problem& p, Layout layout) {
   p.x_alignment = p.add_alignment = p.y_alignment = 16;
 }
 
+/// Makes x, add and y the first channels of dense tensors with so many.
+inline void slice(Problem& p, int64_t in_channels, int64_t out_channels, Layout layout) {
+  Problem wide = p;
+  wide.in_channels = in_channels;
+  wide.out_channels = out_channels;
+  wide.groups = 1;
+  pack(wide, layout);
+  std::copy(wide.x_stride, wide.x_stride + 5, p.x_stride);
+  std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
+  std::copy(wide.add_stride, wide.add_stride + 5, p.add_stride);
+}
+
 /// The same kernel, stride, padding, output padding and input size in every dimension; dense, fp32, no tail.
 inline Problem cubic_problem(int64_t batch, int64_t in_channels, int64_t out_channels, int64_t in_size, int64_t kernel,
                              int64_t stride, int64_t padding, int64_t output_padding, Layout layout = Layout::kNcdhw) {

@@ -171,13 +171,7 @@ TEST_P(Columns, ViewsSlicesAndBroadcasts) {
     p.add_alignment = p.y_alignment = element;
     run(p, 9);
     p.add_alignment = p.y_alignment = 16;
-    Problem wide = p;
-    wide.in_channels = 48;
-    wide.out_channels = 40;
-    test::pack(wide, layout);
-    std::copy(wide.x_stride, wide.x_stride + 5, p.x_stride);
-    std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
-    std::copy(wide.add_stride, wide.add_stride + 5, p.add_stride);
+    test::slice(p, 48, 40, layout);
     run(p, 10);
     for (int axis = 0; axis < 5; ++axis) p.add_stride[axis] = axis == 1;
     run(p, 11);
