@@ -91,7 +91,7 @@ TEST(GroupedOnTensorCores, IsChosenWhereItIsFaster) {
                          Layout layout = Layout::kNcdhw, convt3d_dtype dtype = CONVT3D_F16) {
     Problem p = problem(groups, inputs, outputs, size, kernel, stride, layout);
     p.dtype = dtype;
-    return mma::worthwhile(p);
+    return on_tensor_cores(p);
   };
   EXPECT_TRUE(chosen(32, 8, 8, 16, 3, 2)) << "0.18 ms, 0.43 with a launch for each group";
   EXPECT_TRUE(chosen(32, 8, 8, 16, 3, 2, Layout::kNdhwc, CONVT3D_BF16)) << "0.18, 0.75";

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "gpu_harness.hpp"
-#include "sm80/grouped/mma.hpp"
+#include "sm80/grouped/grouped.hpp"
 
 namespace convt3d {
 namespace {
@@ -71,7 +71,7 @@ TEST_P(GroupedGpu, SeveralChannels) {
     int64_t const inputs = random.chance(50) ? 8 * random.integer(1, 4) : random.integer(2, 32);
     p = typed(grouped(p, random.integer(2, 12), inputs, random.chance(50) ? 8 : random.integer(1, 40), layout));
     if (random.chance(40)) p.add_stride[random.integer(0, 4)] = 0;
-    if (!sm80::grouped::mma::worthwhile(p)) continue;
+    if (!sm80::grouped::on_tensor_cores(p)) continue;
     ++taken;
     run(p, seed);
   }
@@ -86,7 +86,7 @@ TEST_P(GroupedGpu, SeveralChannelsOfEveryValue) {
       p.has_bias = p.has_add = 1;
       for (int64_t inputs : {8, 5}) {
         Problem const own = grouped(p, 6, inputs, 8, layout);
-        ASSERT_TRUE(sm80::grouped::mma::worthwhile(typed(own)));
+        ASSERT_TRUE(sm80::grouped::on_tensor_cores(typed(own)));
         for (uint64_t seed = 0; seed < 3; ++seed) run(own, seed, test::nonfinite_draw);
         run(own, 3, test::nonfinite_draw, test::uniform_draw);
         run(own, 4, test::uniform_draw, test::nonfinite_draw);
@@ -104,19 +104,12 @@ TEST_P(GroupedGpu, SeveralChannelsInViews) {
     Problem p = grouped(test::cubic_problem(2, 1, 1, 6, 3, 2, 1, 1), 4, 8, 8, layout);
     p.has_add = 1;
     p.x_alignment = p.add_alignment = p.y_alignment = 2;
-    ASSERT_TRUE(sm80::grouped::mma::worthwhile(typed(p)));
+    ASSERT_TRUE(sm80::grouped::on_tensor_cores(typed(p)));
     run(p, 9);
     for (bool aligned : {false, true}) {
       if (aligned) p.x_alignment = p.add_alignment = p.y_alignment = 16;
-      Problem wide = p;
-      wide.in_channels = aligned ? 64 : 50;
-      wide.groups = 1;
-      wide.out_channels = aligned ? 48 : 41;
-      test::pack(wide, layout);
-      std::copy(wide.x_stride, wide.x_stride + 5, p.x_stride);
-      std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
-      std::copy(wide.add_stride, wide.add_stride + 5, p.add_stride);
-      ASSERT_TRUE(sm80::grouped::mma::worthwhile(typed(p)));
+      test::slice(p, aligned ? 64 : 50, aligned ? 48 : 41, layout);
+      ASSERT_TRUE(sm80::grouped::on_tensor_cores(typed(p)));
       run(p, 10);
       for (int64_t& stride : p.add_stride) stride = 0;
       run(p, 11);
@@ -196,13 +189,7 @@ TEST_P(GroupedGpu, ViewsAndSlices) {
     p.has_add = 1;
     p.x_alignment = p.add_alignment = p.y_alignment = GetParam().dtype == CONVT3D_F32 ? 4 : 2;
     run(p, 9);
-    Problem wide = p;
-    wide.in_channels = 50;
-    wide.groups = 1;
-    wide.out_channels = 41;
-    test::pack(wide, layout);
-    std::copy(wide.x_stride, wide.x_stride + 5, p.x_stride);
-    std::copy(wide.y_stride, wide.y_stride + 5, p.y_stride);
+    test::slice(p, 50, 41, layout);
     for (int64_t& stride : p.add_stride) stride = 0;
     run(p, 10);
   }

@@ -260,8 +260,7 @@ template <>
 struct Operands<SplitFloat> {
   CUTLASS_DEVICE static int slab_offset(int row, int group) { return split_slab_offset(row, group); }
 
-  /// Two neighbouring channels: hi parts, and lo parts. `kAnyValue`: nan in place of tiny values.
-  template <bool kAnyValue>
+  /// Two neighbouring channels: hi parts, and lo parts.
   CUTLASS_DEVICE static uint2 pair(OperandScale<SplitFloat> const& scale, uint32_t a, uint32_t b) {
     float const ta = __uint_as_float(a) * scale.factor;
     float const tb = __uint_as_float(b) * scale.factor;
@@ -269,19 +268,14 @@ struct Operands<SplitFloat> {
     float2 const high = __half22float2(hi);
     constexpr float kShift = 1 << kSplitShift;
     __half2 lo = __floats2half2_rn((ta - high.x) * kShift, (tb - high.y) * kShift);
-    uint2 parts = make_uint2(*reinterpret_cast<uint32_t*>(&hi), *reinterpret_cast<uint32_t*>(&lo));
-    if constexpr (kAnyValue) {
-      uint32_t const nan = scale.tiny(a) * 0x7fffu | scale.tiny(b) * 0x7fff0000u;
-      parts.x |= nan;
-      parts.y |= nan;
-    }
-    return parts;
+    return make_uint2(*reinterpret_cast<uint32_t*>(&hi), *reinterpret_cast<uint32_t*>(&lo));
   }
 
+  /// Whatever the values: none is replaced.
   template <bool kAnyValue>
   CUTLASS_DEVICE static void store(OperandScale<SplitFloat> const& scale, uint32_t address, uint4 const& v) {
-    uint2 const ab = pair<kAnyValue>(scale, v.x, v.y);
-    uint2 const cd = pair<kAnyValue>(scale, v.z, v.w);
+    uint2 const ab = pair(scale, v.x, v.y);
+    uint2 const cd = pair(scale, v.z, v.w);
     store_shared(address, make_uint2(ab.x, cd.x));
     store_shared(address ^ kLowPart, make_uint2(ab.y, cd.y));
   }

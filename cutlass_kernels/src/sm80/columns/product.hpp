@@ -10,7 +10,7 @@
 #include "convt3d/numerics.hpp"
 #include "dependent_launch.hpp"
 #include "sm80/columns/params.hpp"
-#include "sm80/joint/instructions.hpp"
+#include "sm80/instructions.hpp"
 #include "sm80/split.hpp"
 
 namespace convt3d::sm80::columns {
@@ -51,7 +51,7 @@ struct Product {
     CUTLASS_DEVICE static uint32_t place(int i) { return uint32_t(k(i) * kOuterPitch + column(i) * kBytes); }
     CUTLASS_DEVICE void load(int i, uint32_t to, int64_t step, int channels) const {
       bool const inside = from[i] != nullptr && step * kDepth + k(i) < channels;
-      joint::copy_or_zero(to + place(i), inside ? from[i] + step * kDepth * row : nullptr, inside);
+      copy_or_zero(to + place(i), inside ? from[i] + step * kDepth * row : nullptr, inside);
     }
   };
 
@@ -64,7 +64,7 @@ struct Product {
     CUTLASS_DEVICE static uint32_t place(int i) { return uint32_t(row(i) * kInnerPitch + k(i) * kBytes); }
     CUTLASS_DEVICE void load(int i, uint32_t to, int64_t step, int channels) const {
       bool const inside = from[i] != nullptr && step * kDepth + k(i) < channels;
-      joint::copy_or_zero(to + place(i), inside ? from[i] + step * kDepth : nullptr, inside);
+      copy_or_zero(to + place(i), inside ? from[i] + step * kDepth : nullptr, inside);
     }
   };
 
@@ -130,15 +130,15 @@ struct Product {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 4; ++i) {
           int const at_row = r + lane / 4 + i % 2 * 8, at_k = k + lane % 4 + i / 2 * 4;
-          a[tile][i] = joint::load_word(
+          a[tile][i] = load_word(
               stage + uint32_t(kChannelsLast ? at_row * kInnerPitch + at_k * 4 : at_k * kOuterPitch + at_row * 4));
         }
       } else {
         int const matrix = lane / 8, at_row = r + matrix % 2 * 8, at_k = k + matrix / 2 * 8;
         if constexpr (kChannelsLast) {
-          joint::load_matrices(a[tile], stage + uint32_t((at_row + lane % 8) * kInnerPitch + at_k * 2));
+          load_matrices(a[tile], stage + uint32_t((at_row + lane % 8) * kInnerPitch + at_k * 2));
         } else {
-          joint::load_matrices_transposed(a[tile], stage + uint32_t((at_k + lane % 8) * kOuterPitch + at_row * 2));
+          load_matrices_transposed(a[tile], stage + uint32_t((at_k + lane % 8) * kOuterPitch + at_row * 2));
         }
       }
     }
@@ -152,7 +152,7 @@ struct Product {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 2; ++i) {
           int const at_k = k + lane % 4 + i * 4, at_column = column + tile * 8 + lane / 4;
-          b[tile][i] = joint::load_word(stage + uint32_t(at_k * kOuterPitch + at_column * 4));
+          b[tile][i] = load_word(stage + uint32_t(at_k * kOuterPitch + at_column * 4));
         }
       }
     } else {
@@ -160,7 +160,7 @@ struct Product {
       for (int pair = 0; pair < kSecond / 2; ++pair) {
         int const matrix = lane / 8, at_k = k + matrix % 2 * 8 + lane % 8, at = column + pair * 16 + matrix / 2 * 8;
         uint32_t both[4];
-        joint::load_matrices_transposed(both, stage + uint32_t(at_k * kOuterPitch + at * 2));
+        load_matrices_transposed(both, stage + uint32_t(at_k * kOuterPitch + at * 2));
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 4; ++i) b[pair * 2 + i / 2][i % 2] = both[i];
       }
@@ -173,7 +173,7 @@ struct Product {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kFirst; ++i) {
       CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kSecond; ++j) joint::multiply(Tag{}, sums[i][j], a[i], b[j][0], b[j][1]);
+      for (int j = 0; j < kSecond; ++j) multiply(Tag{}, sums[i][j], a[i], b[j][0], b[j][1]);
     }
   }
 
@@ -227,7 +227,7 @@ struct Product {
     constexpr int kAhead = kTf32 ? 1 : 0;
 #pragma unroll 1
     for (int i = 1 - kStages; i < count; ++i) {
-      if (i >= -kAhead) asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2 - kAhead) : "memory");
+      if (i >= -kAhead) wait_for_copies<kStages - 2 - kAhead>();
       if (i >= 0) __syncthreads();  // the step has arrived for all, and all are done with the one before it
       int const ahead = i + kStages - 1;
       if (ahead < count) {
@@ -238,7 +238,7 @@ struct Product {
           weight.load(copy, stage + kWeightAt, first + ahead, p.channels);
         }
       }
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      commit_copies();
       if (kTf32 && i >= -kAhead && i + 1 < count) {
         uint32_t const stage = shared + (i + 1) % kStages * kStageBytes;
         CUTLASS_PRAGMA_UNROLL
@@ -261,7 +261,7 @@ struct Product {
       }
     }
     add_part(total, part);
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    wait_for_copies<0>();
     store(p, total, (kChannelsLast ? position_begin : column_begin) + row,
           (kChannelsLast ? column_begin : position_begin) + column);
   }

@@ -55,7 +55,11 @@ Params make_params(Problem const& p, convt3d_tensors const& t) {
   params.y_in_pairs = pairs_are_aligned(y_shape(p), p.y_stride, p.y_alignment, bytes);
   params.add_in_pairs =
       p.has_add && add_stride[4] == 1 && pairs_are_aligned(y_shape(p), add_stride.v, p.add_alignment, bytes);
-  if (mma::worthwhile(p)) return params;
+  return params;
+}
+
+// How the gathers divide the problem.
+void divide(Problem const& p, Params& params) {
   params.position_tiles = cutlass::FastDivmod(static_cast<int>(position_tiles(p)));
   params.channel_blocks = cutlass::FastDivmod(static_cast<int>(channel_blocks(p)));
   if (takes_cells(p)) {
@@ -67,30 +71,31 @@ Params make_params(Problem const& p, convt3d_tensors const& t) {
       params.shift[axis - 1] = static_cast<int>(cell_shift(p.kernel[axis], p.padding[axis]));
     }
   }
-  return params;
 }
 
 }  // namespace
 
-Status run(Problem const& p, convt3d_tensors const& t, void* stream, Message& message) {
-  Params const params = make_params(p, t);
-  if (mma::worthwhile(p)) {
-    cudaError_t const error = mma::launch(p, params, static_cast<cudaStream_t>(stream));
-    if (error == cudaSuccess) return CONVT3D_OK;
-    cudaGetLastError();  // reported here; the next call must not find it
-    return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
+Status run(Problem const& p, convt3d_tensors const& t, void* stream_handle, Message& message) {
+  auto const stream = static_cast<cudaStream_t>(stream_handle);
+  Params params = make_params(p, t);
+  cudaError_t error;
+  if (on_tensor_cores(p)) {
+    error = mma::launch(p, params, stream);
+  } else {
+    divide(p, params);
+    dim3 const grid(static_cast<unsigned>(position_tiles(p) * channel_blocks(p) * p.batch),
+                    static_cast<unsigned>(class_count(p)));
+    size_t const shared_bytes = sizeof(float) * static_cast<size_t>(block_weights(p));
+    auto const launch = !takes_cells(p)           ? launch_gather
+                        : p.dtype == CONVT3D_F16  ? launch_cells<__half, false>
+                        : p.dtype == CONVT3D_BF16 ? launch_cells<__nv_bfloat16, false>
+                        : uses_tf32(p)            ? launch_cells<float, true>
+                                                  : launch_cells<float, false>;
+    launch(p, params, grid, shared_bytes, stream);
+    error = cudaGetLastError();
   }
-  dim3 const grid(static_cast<unsigned>(position_tiles(p) * channel_blocks(p) * p.batch),
-                  static_cast<unsigned>(class_count(p)));
-  size_t const shared_bytes = sizeof(float) * static_cast<size_t>(block_weights(p));
-  auto const launch = !takes_cells(p)           ? launch_gather
-                      : p.dtype == CONVT3D_F16  ? launch_cells<__half, false>
-                      : p.dtype == CONVT3D_BF16 ? launch_cells<__nv_bfloat16, false>
-                      : uses_tf32(p)            ? launch_cells<float, true>
-                                                : launch_cells<float, false>;
-  launch(p, params, grid, shared_bytes, static_cast<cudaStream_t>(stream));
-  cudaError_t const error = cudaGetLastError();
   if (error == cudaSuccess) return CONVT3D_OK;
+  cudaGetLastError();  // reported here; the next call must not find it
   return message.fail(CONVT3D_CUDA_ERROR, "sm80: %s", cudaGetErrorString(error));
 }
 

@@ -19,10 +19,10 @@ constexpr int kThreads = 256;
 constexpr int kLaneChannels = 32;  // channels last: a lane for each of 32 output channels
 constexpr int kSteps = 8;      // a block has so many times the positions of its threads, for one load of the weights
 constexpr int kPositions = 4;  // of a thread of the general kernel at a time
-constexpr int64_t kMaxWeights = 11264;             // in shared memory: 44 KB
-constexpr int64_t kMaxInputs = mma::kMaxGathered;  // of a group, where a launch for each group is the alternative
-constexpr int64_t kMaxInputsOfMany = 16;           // and where there are too many groups for that
-constexpr int64_t kMaxStride = 8;                  // along one dimension
+constexpr int64_t kMaxWeights = 11264;    // in shared memory: 44 KB
+constexpr int64_t kMaxInputs = 4;         // of a group, where a launch for each group is the alternative
+constexpr int64_t kMaxInputsOfMany = 16;  // and where there are too many groups for that
+constexpr int64_t kMaxStride = 8;         // along one dimension
 
 /// Products that may go into one fp32 number, one after the other: the roundings of as many of one sign stay within the
 /// bound of docs/numerics.md.
@@ -122,6 +122,22 @@ constexpr bool pairs_are_aligned(Size5 const& shape, int64_t const* stride, int 
   return alignment >= 2 * element;
 }
 
+/// Whether the kernel on tensor cores takes a problem of several groups, and takes it faster than what else there is: a
+/// gather for up to kMaxInputs channels, a launch for each group. Measured on an H200 (docs/performance-log.md).
+constexpr bool on_tensor_cores(Problem const& p) {
+  for (int64_t stride : p.stride) {
+    if (stride > kMaxStride) return false;
+  }
+  if (!mma::takes(p)) return false;
+  int64_t const inputs = p.in_channels / p.groups;
+  if (inputs <= kMaxInputs) return inputs > 2 && !lanes_are_channels(p);
+  if (p.groups > kMaxGroupRuns) return true;
+  double const classes = static_cast<double>(residue_class_count(p.stride));
+  double const outputs = static_cast<double>(element_count(y_shape(p)));
+  double const microseconds = 5 + outputs * 1e-6 * (8 + 0.85 * static_cast<double>(mma::steps(p)) / classes);
+  return microseconds < 14.0 * static_cast<double>(p.groups);
+}
+
 /// OK, or NOT_SUPPORTED with the reason, for a problem of several groups.
 inline Status supported(Problem const& p, Message& message) {
   auto const no = [&](char const* what, int64_t value, char const* limit) {
@@ -129,10 +145,10 @@ inline Status supported(Problem const& p, Message& message) {
                         static_cast<long long>(value), limit);
   };
   int64_t const inputs = p.in_channels / p.groups;
-  bool const on_tensor_cores = mma::worthwhile(p);
-  if (!on_tensor_cores && inputs > kMaxInputs && p.groups <= kMaxGroupRuns)
+  bool const by_mma = on_tensor_cores(p);
+  if (!by_mma && inputs > kMaxInputs && p.groups <= kMaxGroupRuns)
     return no("the input channels of one", inputs, "at most 4");
-  if (!on_tensor_cores && inputs > kMaxInputsOfMany)
+  if (!by_mma && inputs > kMaxInputsOfMany)
     return no("the input channels of one", inputs, "at most 16 beyond 32 groups");
   if (p.in_channels > kMaxInt) return no("the input channel count", p.in_channels, "less than 2^31");
   if (p.out_channels > kMaxExtent) return no("the output channel count", p.out_channels, "at most 2^20");
@@ -151,7 +167,7 @@ inline Status supported(Problem const& p, Message& message) {
     distance += reach * stride;
   }
   if (distance > kMaxInt) return no("the distance within a channel of x", distance, "less than 2^31 elements");
-  if (on_tensor_cores) return CONVT3D_OK;
+  if (by_mma) return CONVT3D_OK;
   if (tap_count(p) > kMaxWeights) return no("the number of taps", tap_count(p), "at most 11264");
   if (block_weights(p) > kMaxWeights) {
     return no("the weights of a thread block", block_weights(p), "at most 11264");

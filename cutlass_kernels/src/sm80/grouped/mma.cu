@@ -6,7 +6,7 @@
 
 #include "sm80/grouped/mma.hpp"
 #include "sm80/grouped/mma_launch.hpp"
-#include "sm80/joint/instructions.hpp"
+#include "sm80/instructions.hpp"
 
 namespace convt3d::sm80::grouped::mma {
 namespace {
@@ -340,8 +340,8 @@ __global__ void __launch_bounds__(kThreads, 3) mma_kernel(__grid_constant__ MmaP
 #pragma unroll
               for (int m = 0; m < kMTiles; ++m) {
                 uint32_t a[4];
-                joint::load_matrices(a, from + 16 * ((m / 2 * p.extent[1] + m % 2 * 2) * p.extent[2]));
-                joint::multiply(Operand<T>{}, part[m], a, b.x, b.y);
+                load_matrices(a, from + 16 * ((m / 2 * p.extent[1] + m % 2 * 2) * p.extent[2]));
+                multiply(Operand<T>{}, part[m], a, b.x, b.y);
               }
             }
             left -= some;
@@ -417,12 +417,12 @@ cudaError_t launch(Problem const& p, Params const& base, cudaStream_t stream) {
   auto* const kernel = p.dtype == CONVT3D_F16
                            ? (pairs ? mma_kernel<__half, true> : mma_kernel<__half, false>)
                            : (pairs ? mma_kernel<__nv_bfloat16, true> : mma_kernel<__nv_bfloat16, false>);
-  int const bytes = static_cast<int>(shared_bytes(p));
   // The same for all calls: another thread's may come in between.
   cudaError_t const error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kMaxSharedBytes));
   if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(grid(p)), kThreads, static_cast<size_t>(bytes), stream>>>(params);
+  kernel<<<static_cast<unsigned>(grid(p)), kThreads, static_cast<size_t>(shared_bytes(p, params.steps)), stream>>>(
+      params);
   return cudaGetLastError();
 }
 

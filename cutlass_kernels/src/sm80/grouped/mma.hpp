@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "convt3d/problem.hpp"
-#include "groups.hpp"
 #include "sm80/limits.hpp"
 
 namespace convt3d::sm80::grouped::mma {
@@ -20,15 +19,13 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kChannels = 8;                    // of a unit, and of half a step
 constexpr int kTile[3] = {2, 4, 8};             // positions of every class, (D, H, W)
-constexpr int64_t kMaxGathered = 4;             // input channels of a group, for which a gather may be faster
 constexpr int64_t kMaxInputs = 32;              // of a group: above, a launch for each group keeps more of x in use
 constexpr int64_t kMaxSharedBytes = 96 * 1024;  // a thread block has that on every GPU from SM80 on
 constexpr int64_t kStepBytes = 32 * 8;          // of one unit's weights: two registers a lane
 constexpr int64_t kSumsBytes = kWarps * kTile[0] * kTile[1] * kTile[2] * kChannels * 2 * 4;  // fp32, of two classes
 constexpr int64_t kHalfBytes = 16;  // what a half step needs to know
 constexpr int64_t kMaxSteps = 4096;
-constexpr int64_t kMaxTileStride = 8;  // along one dimension
-constexpr int kSumSteps = 8;           // a tensor core adds up 128 products: docs/numerics.md
+constexpr int kSumSteps = 8;  // a tensor core adds up 128 products: docs/numerics.md
 
 constexpr int64_t eighths(int64_t channels) { return (channels + kChannels - 1) / kChannels; }
 
@@ -79,9 +76,9 @@ constexpr int64_t row_count(Problem const& p) { return reach(p, 0).extent * reac
 
 /// Of x (16-byte rows: position, group, eighth), the sums, the weights, and of where each half of a step finds its
 /// inputs.
-constexpr int64_t shared_bytes(Problem const& p) {
+constexpr int64_t shared_bytes(Problem const& p, int64_t step_count) {
   int64_t const rows = row_count(p) * groups_of_block(p) * eighths(p.in_channels / p.groups);
-  return 16 * rows + kSumsBytes + steps(p) * (kWarps * kStepBytes + 2 * kHalfBytes);
+  return 16 * rows + kSumsBytes + step_count * (kWarps * kStepBytes + 2 * kHalfBytes);
 }
 
 constexpr int64_t tiles(Problem const& p, int axis) {
@@ -101,12 +98,12 @@ constexpr int64_t grid(Problem const& p) {
   return (tiles(p) + tiles_of_block(p) - 1) / tiles_of_block(p) * unit_blocks(p) * p.batch;
 }
 
-/// Whether the kernel takes a problem of several groups.
+/// Whether the kernel takes a problem of several groups. Wants strides up to grouped::kMaxStride.
 constexpr bool takes(Problem const& p) {
   int64_t const inputs = p.in_channels / p.groups;
   if (p.dtype == CONVT3D_F32 || inputs < 2 || inputs > kMaxInputs) return false;
   for (int axis = 0; axis < 3; ++axis) {
-    if (p.stride[axis] > kMaxTileStride || p.kernel[axis] > kMaxSteps) return false;
+    if (p.kernel[axis] > kMaxSteps) return false;
     for (int64_t v : {p.in_size[axis], output_size(p, axis), p.padding[axis], p.dilation[axis]}) {
       if (v > kMaxExtent) return false;
     }
@@ -116,24 +113,11 @@ constexpr bool takes(Problem const& p) {
   for (int axis = 0; axis < 3; ++axis) {
     if (reach(p, axis).extent > kMaxSharedBytes / 16) return false;
   }
-  if (p.in_channels > kMaxInt || p.out_channels > kMaxExtent || steps(p) > kMaxSteps) return false;
-  if (row_count(p) > kMaxSharedBytes / 16 || shared_bytes(p) > kMaxSharedBytes) return false;
+  if (p.in_channels > kMaxInt || p.out_channels > kMaxExtent || row_count(p) > kMaxSharedBytes / 16) return false;
+  int64_t const step_count = steps(p);
+  if (step_count > kMaxSteps || shared_bytes(p, step_count) > kMaxSharedBytes) return false;
   int64_t const blocks = tiles(p) * unit_blocks(p);  // below 2^63: 2^54 tiles at most are refused here
   return tiles(p) <= kMaxInt && (blocks == 0 || p.batch <= kMaxInt / blocks);
-}
-
-/// Whether it takes a problem, and takes it faster than what else there is: a gather for up to kMaxGathered channels,
-/// a launch for each group. Measured on an H200 (docs/performance-log.md).
-constexpr bool worthwhile(Problem const& p) {
-  if (!takes(p)) return false;
-  int64_t const inputs = p.in_channels / p.groups;
-  bool const channels_last = p.out_channels > 1 && p.y_stride[1] == 1;
-  if (inputs <= kMaxGathered) return inputs > 2 && !channels_last;
-  if (p.groups > kMaxGroupRuns) return true;
-  double const steps_of_class = static_cast<double>(steps(p)) / static_cast<double>(residue_class_count(p.stride));
-  double const outputs = static_cast<double>(element_count(y_shape(p)));
-  double const microseconds = 5 + outputs * 1e-6 * (8 + 0.85 * steps_of_class);
-  return microseconds < 14.0 * static_cast<double>(p.groups);
 }
 
 }  // namespace convt3d::sm80::grouped::mma

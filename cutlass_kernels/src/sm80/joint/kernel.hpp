@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "dependent_launch.hpp"
+#include "sm80/instructions.hpp"
 #include "sm80/joint/epilogue.hpp"
-#include "sm80/joint/instructions.hpp"
 
 namespace convt3d::sm80::joint {
 
@@ -365,12 +365,12 @@ struct JointKernel {
 #pragma unroll 1
     for (int i = 1 - kStages; i < stages; ++i) {
       if (i >= 0) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+        wait_for_copies<kStages - 2>();
         __syncthreads();  // the stage has arrived for all, and all are done with the one before it
       }
       int const ahead = i + kStages - 1;
       if (ahead < stages) load_stage(p, s, ahead % kStages, first + ahead, column_begin);
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      commit_copies();
       if (i < 0) {
         if (i == -1 && p.parts == 1) prefetch_add(p, s, column_begin);
         continue;
@@ -381,7 +381,7 @@ struct JointKernel {
       }
       slot = slot == kStages - 1 ? 0 : slot + 1;
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    wait_for_copies<0>();
   }
 
   /// f(class, channel, position, sum) for each sum that a thread holds.

@@ -13,7 +13,7 @@
 
 #include "convt3d/activation.hpp"
 #include "convt3d/numerics.hpp"
-#include "sm80/joint/instructions.hpp"
+#include "sm80/instructions.hpp"
 #include "sm80/patch/memory.hpp"
 #include "sm80/patch/params.hpp"
 #include "sm80/patch/units.hpp"
@@ -167,7 +167,7 @@ __device__ void multiply(typename K::Sums& sums, unsigned char const* fragments,
       uint32_t const words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
       for (int c = 0; c < K::kColumns; ++c) {
-        joint::multiply(typename K::Arithmetic::Operand{}, sums[m][c], words, x[c][step][0], x[c][step][1]);
+        sm80::multiply(typename K::Arithmetic::Operand{}, sums[m][c], words, x[c][step][0], x[c][step][1]);
       }
     }
   }

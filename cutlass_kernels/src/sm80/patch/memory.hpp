@@ -6,6 +6,7 @@
 
 #include <cuda_runtime.h>
 
+#include "sm80/instructions.hpp"
 #include "sm80/patch/params.hpp"
 
 namespace convt3d::sm80::patch {
@@ -63,14 +64,6 @@ __device__ inline uint4 load_words(uint32_t from) {
 __device__ inline void copy_or_zero(uint32_t to, void const* from, bool copy) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(copy ? 16 : 0)
                : "memory");
-}
-
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-/// Until no more than `kPending` of the thread's groups of copies are under way.
-template <int kPending>
-__device__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 /// `Access::kUnits` and `kElements`: calls `visit_unit(position, offset)` or `visit_element(index, offset)`. The first

@@ -63,8 +63,8 @@ __device__ Scale<SplitFloat> operand_scale(int exponent) {
 
 /// Four channels in two parts.
 __device__ void store_parts(Scale<SplitFloat> const& scale, uint4 const& v, void* hi, void* lo) {
-  uint2 const ab = Operands<SplitFloat>::pair<false>(scale, v.x, v.y);
-  uint2 const cd = Operands<SplitFloat>::pair<false>(scale, v.z, v.w);
+  uint2 const ab = Operands<SplitFloat>::pair(scale, v.x, v.y);
+  uint2 const cd = Operands<SplitFloat>::pair(scale, v.z, v.w);
   *static_cast<uint2*>(hi) = make_uint2(ab.x, cd.x);
   *static_cast<uint2*>(lo) = make_uint2(ab.y, cd.y);
 }
@@ -72,8 +72,8 @@ __device__ void store_parts(Scale<SplitFloat> const& scale, uint4 const& v, void
 /// The same by all lanes of a warp, of which lane `i` has group `i` mod 8 of a row and stores 16 bytes where `inside`:
 /// an even lane the hi parts of its own and the next one's channels, an odd lane the lo parts.
 __device__ void store_parts_by_warp(Scale<SplitFloat> const& scale, uint4 const& v, unsigned char* row, bool inside) {
-  uint2 const ab = Operands<SplitFloat>::pair<false>(scale, v.x, v.y);
-  uint2 const cd = Operands<SplitFloat>::pair<false>(scale, v.z, v.w);
+  uint2 const ab = Operands<SplitFloat>::pair(scale, v.x, v.y);
+  uint2 const cd = Operands<SplitFloat>::pair(scale, v.z, v.w);
   bool const low = threadIdx.x % 2 != 0;
   uint2 const kept = low ? make_uint2(ab.y, cd.y) : make_uint2(ab.x, cd.x);
   uint2 got = low ? make_uint2(ab.x, cd.x) : make_uint2(ab.y, cd.y);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The instructions of loads and products by mma.sync: of the joint kernel, and of others in their turn.
+// Loads into shared memory and from it, and products by mma.sync: of the kernels that are not CUTLASS's implicit GEMM.
 #pragma once
 
 #include "cute/arch/mma_sm80.hpp"
@@ -9,7 +9,7 @@
 #include "cutlass/half.h"
 #include "cutlass/tfloat32.h"
 
-namespace convt3d::sm80::joint {
+namespace convt3d::sm80 {
 
 /// 16 bytes, asynchronously: copied or, where `copy` is false, zeroed without a look at `from`. Nothing if not `live`.
 CUTLASS_DEVICE void copy_or_zero(uint32_t to, void const* from, bool copy, bool live = true) {
@@ -21,6 +21,14 @@ CUTLASS_DEVICE void copy_or_zero(uint32_t to, void const* from, bool copy, bool 
       "}\n" ::"r"(to),
       "l"(from), "r"(copy ? 16 : 0), "r"(int(live))
       : "memory");
+}
+
+CUTLASS_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Until no more than `kPending` of the thread's groups of copies are under way.
+template <int kPending>
+CUTLASS_DEVICE void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 CUTLASS_DEVICE void load_matrices(uint32_t (&to)[4], uint32_t from) {
@@ -57,4 +65,4 @@ CUTLASS_DEVICE void multiply(cutlass::tfloat32_t, float (&c)[4], uint32_t const 
                                            c[3]);
 }
 
-}  // namespace convt3d::sm80::joint
+}  // namespace convt3d::sm80
