@@ -29,16 +29,7 @@ def call(
     skip_first: bool = False,
 ) -> Tensor:
     """Arguments are the operators'. What runs the graph chooses the precision and rounds every step."""
-    out = torch.conv_transpose3d(
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-    )
+    out = torch.conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if add is not None and add_order == "before":
         out = out + add.to(out.dtype)  # autocast has made another type of the convolution's
     out = ACTIVATIONS[activation].forward(out, negative_slope)

@@ -202,7 +202,7 @@ bool describe(Call const& call, Views& views, convt3d_problem& problem, Result& 
   if (call.out == nullptr) {
     if (call.skip == nullptr) {
       dense_strides(shape, call.channels_last, result.stride);
-    } else if (!add_skip(call, views, result) || !bytes_of(result.shape, views.element)) {
+    } else if (!add_skip(call, views, result)) {
       return false;
     }
     std::memcpy(problem.y_stride, result.stride, sizeof(result.stride));
