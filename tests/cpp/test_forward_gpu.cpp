@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <climits>
 #include <cstdio>
 #include <string>
 #include <tuple>
 
 #include "gpu_harness.hpp"
+#include "sm90/most_ctas.hpp"
 
 namespace convt3d {
 namespace {
@@ -176,6 +178,34 @@ TEST_P(Forward, WideLayers) {
       p.add_stride[0] = w.out;
       p.add_stride[1] = 1;
       run(p, static_cast<uint64_t>(w.in) + 2);
+    }
+  }
+}
+
+// Several tiles for each CTA of the sm90 family, in the buffers of the one before: weights in shared memory and slabs
+// of them, tiles of 16 and of 12 positions along W, rows of whole 16 bytes and others, no tail. Few products, as a
+// sanitizer takes a hundred times as long for them (scripts/gpu_run.py).
+TEST_P(Forward, FewCtas) {
+  struct Limit {
+    Limit() { sm90::most_ctas = 2; }
+    ~Limit() { sm90::most_ctas = INT_MAX; }
+  } const limit;
+  struct Small {
+    int64_t in, out, kernel, padding, extra, depth, height, width;
+  };
+  for (Layout layout : kLayouts) {
+    for (Small const& s :
+         {Small{72, 8, 3, 1, 1, 4, 4, 8}, Small{40, 18, 3, 1, 0, 4, 4, 9}, Small{72, 8, 3, 1, 1, 2, 4, 12},
+          Small{136, 8, 2, 0, 0, 4, 4, 8}, Small{16, 16, 3, 1, 1, 12, 4, 8}}) {
+      Problem p = test::cubic_problem(1, s.in, s.out, 1, s.kernel, 2, s.padding, s.extra, layout);
+      p.in_size[0] = s.depth;
+      p.in_size[1] = s.height;
+      p.in_size[2] = s.width;
+      test::pack(p, layout);
+      p.has_bias = p.has_add = s.kernel == 3;
+      // Narrow tiles have few activations.
+      if (p.has_add) p.activation = s.width == 12 ? CONVT3D_ACT_RELU : CONVT3D_ACT_X_HARDSWISH;
+      run(p, static_cast<uint64_t>(s.in + s.width));
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "family.hpp"
 #include "sm80/conditional.hpp"
 #include "sm90/launch.hpp"
+#include "sm90/most_ctas.hpp"
 #include "sm90/stream/params.hpp"
 #include "sm90/support.hpp"
 
@@ -72,8 +73,8 @@ cudaError_t run_stream(Problem const& p, convt3d_tensors const& t, int multiproc
                 : kernel::prepare_pieces(piece_params, static_cast<convt3d_dtype>(p.dtype), stream);
   if (error != cudaSuccess) return error;
   if (split) declined = &kernel_params.split.state->declined;
-  return stream_instance(p)(kernel_params, kernel::shared_bytes(p, config),
-                            items < multiprocessors ? items : multiprocessors, stream);
+  return stream_instance(p)(kernel_params, kernel::shared_bytes(p, config), sm90::cta_count(items, multiprocessors),
+                            stream);
 }
 
 sm90::Launch* instance(Problem const& p) {
@@ -113,7 +114,7 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
     return message.fail(CONVT3D_CUDA_ERROR, "sm90: the driver refuses a tensor map");
   }
   int64_t const runs = static_cast<int64_t>(kernel_params.scheduler.runs) * kernel_params.scheduler.classes;
-  int const ctas = static_cast<int>(runs < multiprocessors ? runs : multiprocessors);
+  int const ctas = sm90::cta_count(runs, multiprocessors, kernel_params.scheduler.classes);
   if (split) {
     sm90::ScanParams scan;
     sm90::fill_split_params(kernel_params, scan, p, config, t);
