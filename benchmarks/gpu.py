@@ -23,6 +23,7 @@ from floor import Ceilings
 Call = Callable[[], object]
 
 _MATRIX = 8192
+_MOST_CYCLES = 2e9  # of a second
 
 
 class Gpu(GpuTimer):
@@ -55,6 +56,23 @@ class Gpu(GpuTimer):
             yield
         finally:
             torch.backends.cudnn.allow_tf32 = before
+
+    def time_behind(self, call: Call, milliseconds: float) -> float:
+        """Milliseconds of the GPU's work alone.
+
+        Args:
+            milliseconds: for which the GPU is kept busy first, while the host launches. About a thousand
+                launches can wait; behind these the host goes on as the GPU does.
+        """
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        self.synchronize()
+        torch.cuda._sleep(round(milliseconds * 1e-3 * _MOST_CYCLES))
+        begin.record()
+        call()
+        end.record()
+        self.synchronize()
+        return float(begin.elapsed_time(end))
 
     def ceilings(self) -> Ceilings:
         """Measured now: a copy of a gigabyte, and square matrix products of random values."""

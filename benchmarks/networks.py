@@ -11,6 +11,9 @@ autocast, eager and compiled. Outputs are compared before anything is timed: fp3
 the output's scale; the errors of autocast and of the compiled models against that are recorded without and
 with convt3d.
 
+Times are of pairs of passes (pairs.py), on the clock, on the host and on the GPU; the JSON has each gain with
+its standard error.
+
 To compile is most of the work. Several processes do it side by side and time one after another with --lock,
 each with an --output of its own; scripts/make_tables.py puts their files together.
 """
@@ -21,7 +24,6 @@ import argparse
 import copy
 import fcntl
 import json
-import statistics
 import sys
 import time
 import warnings
@@ -44,6 +46,7 @@ import convt3d
 import report
 from convt3d import _inductor_pass
 from gpu import Gpu
+from pairs import time_pairs
 
 MODES = ("fp32", "fp16", "fp32-compiled", "fp16-compiled")
 COLUMNS = (
@@ -53,7 +56,6 @@ COLUMNS = (
     *(f"{m} before → after ms (×)" for m in MODES),
     "fp32 difference",
 )
-RUNS = 15  # short ones: where the host is the limit, its speed drifts by some percent within seconds
 
 
 @dataclass(frozen=True)
@@ -222,34 +224,6 @@ def transposed_share(model: nn.Module, args: tuple[Any, ...]) -> float:
     return sum(a.elapsed_time(b) for a, b in spans) / begin.elapsed_time(end)
 
 
-def milliseconds(
-    gpu: Gpu, before: Callable[[], Any], after: Callable[[], Any], seconds: float
-) -> tuple[float, float]:
-    """Medians of interleaved runs of about that many seconds each."""
-    pair = (before, after)
-    counts = []
-    for call in pair:
-        gpu.time([call] * 3, flush=False)
-        once = statistics.median(gpu.time([call] * 3, flush=False)) * 1e-3
-        counts.append(max(3, min(50, round(seconds / once))))
-    runs: tuple[list[float], list[float]] = ([], [])
-    for _ in range(RUNS):
-        for call, count, into in zip(pair, counts, runs, strict=True):
-            into.append(statistics.median(gpu.time([call] * count, flush=False)))
-    return statistics.median(runs[0]), statistics.median(runs[1])
-
-
-def host_milliseconds(call: Callable[[], Any]) -> float:
-    """Until a call returns while the GPU has nothing to do: beyond the GPU's time, this is what it takes."""
-    times = []
-    for _ in range(3):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times) * 1e3
-
-
 @contextmanager
 def turn(lock: Path | None) -> Iterator[None]:
     """Waits until no other process with the same lock measures on this GPU."""
@@ -272,7 +246,18 @@ def measure(
     args = network.args("cuda")
     with ieee(), mode("fp32"):
         exact = tensors(model(*args))
-    result: dict[str, Any] = {"ms": {}, "host_ms": {}}
+    result: dict[str, Any] = {"ms": {}, "host_ms": {}, "gpu_ms": {}, "gain": {}}
+    for name in modes:
+        if not name.endswith("compiled"):
+            continue
+        nets, result.setdefault("compiled_fused", {})[name] = _compiled(model, args, name)
+        with mode(name):
+            plain, ours = (difference(tensors(net(*args)), exact) for net in nets)
+        result.setdefault("compiled_error", {})[name] = {"before": plain, "after": ours}
+        if not ours <= max(2 * plain, 1e-5):  # nan, too
+            result["wrong"] = f"{name} is off by {ours:.1e}, by {plain:.1e} without convt3d"
+        with turn(lock):
+            _time(result, name, gpu, nets, args, seconds)
     eager = [name for name in modes if not name.endswith("compiled")]
     if eager:
         fused = copy.deepcopy(model)
@@ -283,16 +268,6 @@ def measure(
             result["share"] = transposed_share(model, args)
             for name in eager:
                 _time(result, name, gpu, (model, fused), args, seconds)
-        del fused
-    for name in modes[len(eager) :]:
-        nets, result.setdefault("compiled_fused", {})[name] = _compiled(model, args, name)
-        with mode(name):
-            plain, ours = (difference(tensors(net(*args)), exact) for net in nets)
-        result.setdefault("compiled_error", {})[name] = {"before": plain, "after": ours}
-        if not ours <= max(2 * plain, 1e-5):  # nan, too
-            result["wrong"] = f"{name} is off by {ours:.1e}, by {plain:.1e} without convt3d"
-        with turn(lock):
-            _time(result, name, gpu, nets, args, seconds)
     return result
 
 
@@ -334,8 +309,11 @@ def _time(
     """Times of the model before and after, into the result."""
     before, after = (lambda net=net: net(*args) for net in nets)
     with mode(name):
-        result["ms"][name] = milliseconds(gpu, before, after, seconds)
-        result["host_ms"][name] = [host_milliseconds(call) for call in (before, after)]
+        pairs = time_pairs(gpu, before, after, seconds)
+    for key, times in (("ms", pairs.wall), ("host_ms", pairs.host), ("gpu_ms", pairs.gpu)):
+        result[key][name] = [times.before, times.after]
+    gains = {key: vars(pairs)[key].gain for key in ("wall", "host", "gpu")}
+    result["gain"][name] = {"pairs": len(pairs.wall.pairs), **gains}
 
 
 def _compiled(model: nn.Module, args: tuple[Any, ...], name: str) -> tuple[tuple[Any, Any], int]:
@@ -403,7 +381,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--networks", default="*", help="names or globs, by commas: " + ", ".join(NETWORKS))
     parser.add_argument("--modes", default=",".join(MODES), help="by commas (all)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each run (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="by the clock, and as many of GPU time (%(default)s)"
+    )
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
     parser.add_argument("--time-limit", type=float, help="seconds; start no network after that")
     parser.add_argument("--output", type=Path, default=Path("out/benchmarks"), help="default: %(default)s")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ import check
 import convt3d
 import measure
 import networks
+import pairs
 import plot
 import report
 import run
@@ -398,6 +400,36 @@ def test_cells_of_a_network() -> None:
     compiled = networks.cells("net", {"ms": {"fp16-compiled": (3.0, 2.0)}})
     assert len(compiled) == len(cells) and "3.00 → 2.00 (1.50)" in compiled
     assert networks.difference([torch.tensor([2.0, 4.5])], [torch.tensor([2.0, 5.0])]) == pytest.approx(0.1)
+
+
+def test_networks_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that runs ever slower: the difference of neighbours is what it should be."""
+    clock, passes = [0.0], []
+
+    class Turns(StandIn):
+        def synchronize(self) -> None:
+            clock[0] += passes[-1][1] if passes else 0.0  # the GPU's part
+
+        def time_behind(self, call: Call, milliseconds: float) -> float:
+            call()
+            assert milliseconds > 2 * 1e3 * passes[-1][0]
+            return 1e3 * passes[-1][1]
+
+    def network(host: float, gpu: float) -> Call:
+        def run() -> None:
+            passes.append((host, gpu))
+            clock[0] += host * (1 + len(passes) / 100)
+
+        return run
+
+    clocks = SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic)
+    monkeypatch.setattr(pairs, "time", clocks)
+    taken = pairs.time_pairs(Turns(), network(0.010, 0.004), network(0.008, 0.005), seconds=0.0)
+    assert len(taken.wall.pairs) == len(taken.gpu.pairs) == pairs.FEWEST
+    (gain, error), (gpu_gain, gpu_error) = taken.host.gain, taken.gpu.gain
+    assert taken.host.before > taken.host.after and 2.0 < gain < 3.0 and 0 < error < 0.2
+    assert (gpu_gain, gpu_error) == pytest.approx((-1.0, 0.0), abs=1e-9)
+    assert taken.wall.gain[0] == pytest.approx(gain - 1.0, abs=0.2)
 
 
 def test_one_process_measures_at_a_time(tmp_path: Path) -> None:
