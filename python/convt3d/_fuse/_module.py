@@ -30,11 +30,12 @@ from ._steps import BATCH_NORM
 _is_compiling = torch.compiler.is_compiling
 _is_tracing = torch._C._is_tracing
 
-WORTH_WAITING = 16 << 20
-"""Bytes of a result from which on it waits for what follows.
+WORTH_WAITING = 64 << 20
+"""Bytes of a result, times the steps planned behind it, from which on it waits for them.
 
-To take a step in saves a GPU two passes over the result, and costs the host 15 to 60 microseconds more than
-the step by itself: as long as two passes over 25 to 100 MB. This favours the GPU, the usual bottleneck.
+To take a step in saves a GPU two passes over the result. Waiting costs the host 15 microseconds in a loop, but
+100 to 200 in a network, whose other code pushes ours out of the caches: as long as two passes over 200 to 400
+MB. This favours the GPU, the usual bottleneck.
 """
 
 
@@ -85,13 +86,13 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         )
 
     def _gains(self, input: Tensor) -> bool:
-        """Whether the result is large, or the host's time does not matter as a CUDA graph is captured.
+        """Whether much is saved, or the host's time does not matter as a CUDA graph is captured.
 
-        Large by the strides alone: this runs in every call, and is only about speed.
+        By the strides alone: this runs in every call, and is only about speed.
         """
         depth, height, width = self.stride
         volume = input.numel() // self.in_channels * self.out_channels * depth * height * width
-        if volume * input.element_size() >= WORTH_WAITING:
+        if volume * input.element_size() * len(self.convt3d_plan) >= WORTH_WAITING:
             return True
         return is_capturing(input.device)
 
