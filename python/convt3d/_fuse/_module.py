@@ -33,9 +33,9 @@ _is_tracing = torch._C._is_tracing
 WORTH_WAITING = 64 << 20
 """Bytes of a result, times the steps planned behind it, from which on it waits for them.
 
-To take a step in saves a GPU two passes over the result. Waiting costs the host 15 microseconds in a loop, but
-100 to 200 in a network, whose other code pushes ours out of the caches: as long as two passes over 200 to 400
-MB. This favours the GPU, the usual bottleneck.
+To take a step in saves a GPU two passes over the result. Waiting costs the host 15 microseconds in a loop,
+but 100 to 200 in a network, whose other code pushes ours out of the caches: as long as two passes over 200 to
+400 MB. This favours the GPU, the usual bottleneck.
 """
 
 
