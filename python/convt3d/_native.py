@@ -98,6 +98,9 @@ def _load() -> Native:
 
 
 def _does_not_exist(path: Path) -> str:
+    package = LIB_DIR.parent
+    if path.is_relative_to(package):  # of the whole path a terminal shows little else
+        path = path.relative_to(package.parent)
     return f"this convt3d was built without its CUDA library ({path} does not exist)"
 
 

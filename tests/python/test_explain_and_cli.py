@@ -106,6 +106,10 @@ def test_the_path_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert e.path == "aten + tail"
     assert set(e.refused) == {"sm90", "sm80"}
     assert all("/nowhere/libconvt3d.so does not exist" in reason for reason in e.refused.values())
+    monkeypatch.setattr(_native, "KERNELS_LIBRARY", _native.LIB_DIR / "another" / "libconvt3d.so")
+    inside = meta_reference().refused["sm90"]
+    assert "(convt3d/_lib/another/libconvt3d.so does not exist)" in inside
+    monkeypatch.setattr(_native, "KERNELS_LIBRARY", Path("/nowhere/libconvt3d.so"))
     assert ("answer for CUDA" in e.note) == (not torch.cuda.is_available())
     assert compiled_in() == {"sm90": False, "sm80": False}
 

@@ -77,6 +77,10 @@ def bench(
     medians = {call: statistics.median(runs) for call, runs in times.items()}
     floor = None if bandwidth is None else spec.byte_count() / bandwidth * 1e3
     _print(console, times, medians, floor, explanation.path)
+    if explanation.path == "cpu":
+        console.line(
+            "On a CPU convt3d runs PyTorch's convolution, of 16-bit types in fp32: there is nothing to gain."
+        )
     for what, why in skipped.items():
         console.line(f"{what} was left out: {why}")
     record = {
