@@ -364,7 +364,7 @@ struct UsualKernels {
 // ---- one program's cases
 // ----------------------------------------------------------------------------------------------
 
-/// Cases of the sm80 family in one mode: skipped without a GPU, counted, with the largest share of the bound printed.
+/// Cases in one mode: skipped without a GPU, counted, with the largest share of the bound printed.
 class GpuCases : public testing::TestWithParam<Mode> {
  protected:
   void SetUp() override {
@@ -397,8 +397,8 @@ class GpuCases : public testing::TestWithParam<Mode> {
   double worst = 0;
 };
 
-/// Cases of one of the family's kernels, which computes all that it takes while `kWhereverPossible` is set.
-template <std::atomic<bool>& kWhereverPossible>
+/// Cases of one of a family's kernels, which computes all that it takes while `kWhereverPossible` is set.
+template <std::atomic<bool>& kWhereverPossible, convt3d_kernel kFamily = CONVT3D_KERNEL_SM80>
 class KernelCases : public GpuCases {
  protected:
   void SetUp() override {
@@ -417,7 +417,7 @@ class KernelCases : public GpuCases {
            float (*draw_weight)(Random&) = nullptr) {
     Problem const p = typed(problem);
     ASSERT_TRUE(takes(p)) << describe(p);
-    run_typed(p, CONVT3D_KERNEL_SM80, seed, draw, draw_weight);
+    run_typed(p, kFamily, seed, draw, draw_weight);
   }
 };
 

@@ -20,6 +20,7 @@ from test_library import built, missing
 
 KERNEL_OF = {
     "sm90": re.compile(r"^_ZN7convt3d4sm90(6stream)?6kernelI"),
+    "product": re.compile(r"^_ZN7convt3d4sm907product6kernelI"),
     "sm80": re.compile(r"^_ZN7convt3d4sm8012dgrad_kernelI"),
 }
 
@@ -65,6 +66,13 @@ def test_sm90_kernels_use_hoppers_units(code: dict[str, str], instruction: str) 
     assert without == []
 
 
+@pytest.mark.parametrize("instruction", ["HGMMA", "UTMALDG"])
+def test_product_kernels_use_hoppers_units(code: dict[str, str], instruction: str) -> None:
+    """wgmma and tensor-map loads; their outputs go to memory by ordinary stores."""
+    without = [name for name, sass in kernels(code, "product").items() if f" {instruction}" not in sass]
+    assert without == []
+
+
 def test_every_type_has_its_own_wgmma(code: dict[str, str]) -> None:
     shapes = {m for sass in kernels(code, "sm90").values() for m in re.findall(r" HGMMA\.(\S+)", sass)}
     for kind in (".TF32", ".BF16"):
@@ -80,7 +88,7 @@ def test_sm80_kernels_use_tensor_cores(code: dict[str, str]) -> None:
 
 def test_no_kernel_touches_local_memory_in_a_loop_of_products(code: dict[str, str]) -> None:
     """Spills show as local loads and stores between the products."""
-    for family, product in (("sm90", " HGMMA"), ("sm80", " HMMA")):
+    for family, product in (("sm90", " HGMMA"), ("product", " HGMMA"), ("sm80", " HMMA")):
         for name, sass in kernels(code, family).items():
             lines = [line for line in sass.splitlines() if re.search(r"\b(HGMMA|HMMA|LDL|STL)\b", line)]
             products = [i for i, line in enumerate(lines) if product in line]

@@ -8,6 +8,7 @@
 #include "sm80/patch/choice.hpp"
 #include "sm90/copyable.hpp"
 #include "sm90/estimate.hpp"
+#include "sm90/product/estimate.hpp"
 #include "sm90/refusal.hpp"
 #include "sm90/stream/choose.hpp"
 
@@ -75,6 +76,17 @@ inline Mainloop choose_mainloop(Problem const& p, int multiprocessors) {
   return takes_resident(p, multiprocessors) ? Mainloop::kResident : Mainloop::kStream;
 }
 
+/// Whether the product kernel computes a problem that the family takes: where it is the faster one by the estimates.
+inline bool chooses_product(Problem const& p, int multiprocessors) {
+  if (!product::takes(p) || product::nowhere.load(std::memory_order_relaxed)) return false;
+  if (product::wherever_possible.load(std::memory_order_relaxed)) return true;
+  for (int64_t stride : p.stride) {
+    if (stride > 2) return false;  // not measured
+  }
+  bool const streams = choose_mainloop(p, multiprocessors) == Mainloop::kStream;
+  return product::estimated_microseconds(p, multiprocessors) < estimated_microseconds(p, streams, multiprocessors);
+}
+
 /// Whether warps that move add or y (stream/plain.hpp) find neighbours to move at a time.
 inline bool warps_pay(Problem const& p) {
   stream::Paths const path = stream::choose_paths(p);
@@ -119,7 +131,10 @@ inline bool worthwhile(Problem const& p, convt3d_device const& device) {
   if (!warps_pay(p)) return false;
   if (!wide_step) {
     double const sm80 = sm80::estimated_microseconds(p, device.multiprocessors);
-    if (sm80 < kSmall) return estimated_microseconds(p, streams, device.multiprocessors) <= 1.05 * sm80;
+    double const sm90 = chooses_product(p, device.multiprocessors)
+                            ? product::estimated_microseconds(p, device.multiprocessors)
+                            : estimated_microseconds(p, streams, device.multiprocessors);
+    if (sm80 < kSmall) return sm90 <= 1.05 * sm80;
   }
   return out[1] * out[2] * (streams_parts ? 2 : 4) > rows * columns;
 }

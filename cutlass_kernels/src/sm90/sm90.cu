@@ -7,6 +7,7 @@
 #include "sm80/conditional.hpp"
 #include "sm90/launch.hpp"
 #include "sm90/most_ctas.hpp"
+#include "sm90/product/product.hpp"
 #include "sm90/stream/params.hpp"
 #include "sm90/support.hpp"
 
@@ -100,6 +101,11 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
     rest.workspace = static_cast<unsigned char*>(t.workspace) + sm80_workspace_offset(p, multiprocessors);
     return sm80::run_if(p, rest, declined, multiprocessors, stream, message);
   };
+  // The weight's alignment is not known before; the other kernels take any.
+  if (sm90::chooses_product(p, multiprocessors) && reinterpret_cast<uintptr_t>(t.weight) % 16 == 0) {
+    error = sm90::product::launch(p, t, multiprocessors, stream);
+    return error == cudaSuccess ? CONVT3D_OK : fail("cannot launch the product kernel", error, message);
+  }
   bool const split = sm90::uses_split(p);
   if (streams(p, multiprocessors)) {
     int32_t const* declined = nullptr;
