@@ -33,6 +33,7 @@ WITHOUT_GPU = {"test_build_scripts", "test_docs", "test_library", "test_sass", "
 SANITIZED = {
     "forward": "All/Forward.ReferenceWorkloadReduced/*:All/Forward.WideLayers/*",
     "small": "All/Small.Values/*",
+    "product": "All/Product.Tiles/*:All/Product.Channels/*",
 }
 # racecheck follows each access to shared memory. It does not see the order that __syncwarp makes, on which
 # the sm90 family's rings rely from their second lap on (docs/gpu-runs.md, 2026-11-30).
