@@ -148,9 +148,9 @@ TEST(Sm90Stream, TheFirstPiecesOfATileAreAsManyAsOneSumMayTake) {
 }
 
 TEST(Sm90Stream, RowsAreEveryChannelOnce) {
-  for (bool last : {false, true}) {
+  for (bool pairs : {false, true}) {
     std::vector<int> seen(kTileChannels);
-    for (int row = 0; row < kTileChannels; ++row) ++seen.at(row_channel(last, row));
+    for (int row = 0; row < kTileChannels; ++row) ++seen.at(row_channel(pairs, row));
     EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), kTileChannels);
   }
 }
@@ -324,7 +324,7 @@ class Tile {
   std::vector<int> make_piece(Piece const& piece, int first) const {
     std::vector<int> image(kPieceBytes / f_.element);
     for (int row = 0; row < kTileChannels; ++row) {
-      int const o = channel_ + row_channel(f_.channels_last, row);
+      int const o = channel_ + row_channel(pairs_channels(f_.channels_last, f_.element), row);
       for (int k = 0; k < 128 / f_.element && o < p_.out_channels && first + k < p_.in_channels; ++k) {
         image.at(piece_offset(row, k * f_.element) / f_.element) =
             weight_value(first + k, o, piece.tap[0], piece.tap[1], piece.tap[2]);
@@ -366,7 +366,7 @@ class Tile {
             if (ow / outputs_w != sub) continue;
             ow -= sub * outputs_w;
             row = unit_row_ndhwc(lane, ow, b);
-            byte = (lane / 4 * 2 + half) * f_.element;
+            byte = row_channel(pairs_channels(last, f_.element), 8 * half + lane / 4) * f_.element;
           } else {
             if (units == 2 && half != sub) continue;
             row = unit_row_ncdhw(f_.element, lane, half, b);

@@ -4,9 +4,8 @@
 // output row) and other places of the accumulators. What the copy engine cannot move goes by plain.hpp.
 #pragma once
 
-#include "sm90/collective_epilogue.hpp"
 #include "sm90/stream/plain.hpp"
-#include "sm90/stream/shift.hpp"
+#include "sm90/stream/update.hpp"
 
 namespace convt3d::sm90::stream {
 
@@ -16,25 +15,19 @@ struct StreamEpilogue {
   using SharedStorage = typename Resident::SharedStorage;
   using UnitBox = typename Resident::UnitBox;
   using Params = EpilogueParams;
-  static constexpr int kVector = Element<T>::kVector;
-  static constexpr int kUnits = units_per_warp(sizeof(T));  // of a warp and tile
-  static constexpr int kTileUnits = kUnits * kGroups * 4;   // in the order unit of a warp, group, warp
-  static constexpr int kUnitStep = kGroups * 4;             // from a warp's unit to its next
-  static constexpr int kCopies = kChannelsLast ? 1 : 2;     // boxes of a unit
+  using Update = UnitUpdate<T, kChannelsLast, Tail, kWidth>;
+  using Channels = typename Update::Channels;
+  using ChannelBits = typename Update::ChannelBits;
+  static constexpr bool kSplit = Update::kSplit;
+  static constexpr int kUnits = Update::kUnits;            // of a warp and tile
+  static constexpr int kTileUnits = kUnits * kGroups * 4;  // in the order unit of a warp, group, warp
+  static constexpr int kUnitStep = kGroups * 4;            // from a warp's unit to its next
+  static constexpr int kCopies = kChannelsLast ? 1 : 2;    // boxes of a unit
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
-  static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
-  static constexpr bool kScaled = kSplit || sizeof(T) == 2;
-  /// Accesses of a thread to a unit that are read at a time: of 16 bytes, and (NDHWC) of pairs. They are read ahead,
-  /// while the batch before them is worked on, but in ieee mode, where that was no faster.
-  static constexpr bool kReadsAhead = !kSplit;
-  static constexpr int kRowVectors = 2 * kWidth / kVector;  // NCDHW: of 16 bytes, in a row along W
-  static constexpr int kBatch = Tail::kLarge ? 2 : kRowVectors % 4 == 0 ? 4 : 3;
-  static constexpr int kPairBatch = Tail::kLarge || kSplit ? 4 : 8;
   static constexpr int kBoxBytes = kUnitBytes / kTileW * kWidth;  // of a unit, in memory
   static constexpr bool kPlain = kWidth == kTileW;                // whether warps may move what boxes do not
-  static constexpr int kPairWords = sizeof(T) == 4 ? 2 : 1;
-  static constexpr int kStores = kSplit ? 1 : kStoreWarps;  // warps
-  static constexpr int kLoads = kSplit ? 0 : kLoadWarps;    // of add by warps, besides
+  static constexpr int kStores = kSplit ? 1 : kStoreWarps;        // warps
+  static constexpr int kLoads = kSplit ? 0 : kLoadWarps;          // of add by warps, besides
   static_assert(Resident::enough_laps(stream::kSmallestRing, kUnitStep, kStores));
 
   CUTLASS_DEVICE static void init(SharedStorage& shared, StreamParams const& params) {
@@ -225,43 +218,11 @@ struct StreamEpilogue {
 
   // ---- consumer ----------------------------------------------------------------------------------------------
 
-  /// Bias, and what stands in for add where it is not loaded, of a thread's two channels.
-  struct Channels {
-    float bias[2];
-    uint32_t add[2];  // the value of a channel, in each element of a word
-    float scale[2];   // of the sums of each W parity; but in tf32 mode
-
-    CUTLASS_DEVICE float finish(float sum, int half, int parity) const {
-      return kScaled ? fmaf(sum, scale[kSplit ? 0 : parity], bias[half]) : sum + bias[half];
-    }
-  };
-
-  /// Their bits as they lie in memory, to be read before the products: nothing waits for them then. (In ieee mode after
-  /// them, where registers are scarcer.)
-  struct ChannelBits {
-    uint32_t bias[2], add[2];
-
-    CUTLASS_DEVICE Channels channels() const {
-      Channels v{};
-      CUTLASS_PRAGMA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        if constexpr (sizeof(T) == 4) {
-          v.bias[half] = __uint_as_float(bias[half]);
-          v.add[half] = add[half];
-        } else {
-          v.bias[half] = Element<T>::from_bits(bias[half]);
-          v.add[half] = add[half] | add[half] << 16;
-        }
-      }
-      return v;
-    }
-  };
-
   CUTLASS_DEVICE static ChannelBits channel_bits(Params const& p, Item const& it, int warp, int lane) {
     ChannelBits v{};
     CUTLASS_PRAGMA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      int const c = it.channel + row_channel(kChannelsLast, warp % 4 * 16 + half * 8 + lane / 4);
+      int const c = it.channel + row_channel(Update::kPairs, warp % 4 * 16 + half * 8 + lane / 4);
       if (c >= p.out_channels) continue;
       if (p.has_bias) v.bias[half] = Element<T>::bits(static_cast<T const*>(p.bias)[c * p.bias_stride]);
       if (p.add_mode == AddMode::kPerChannel) {
@@ -275,35 +236,25 @@ struct StreamEpilogue {
   template <int kSub>
   CUTLASS_DEVICE static void update(StreamParams const& params, Item const& item, SharedStorage& shared,
                                     unsigned char* ring, UnitState slot, int warp, int lane, Channels const& channels,
-                                    float const (&acc)[2][4 * kWidth]) {
+                                    float (&acc)[2][4 * kWidth]) {
     Params const& p = params.epilogue;
+    constexpr bool kMayShift = kPlain && sizeof(T) == 2 && !kChannelsLast;
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
     // Of few channels most warps have none.
     bool const live = item.channel + warp % 4 * 16 + (kChannelsLast ? 0 : kSub * kChannelsOfUnit) < p.out_channels;
     Shift<T> rows{};
     bool shifted = false;
-    if constexpr (kPlain && sizeof(T) == 2 && !kChannelsLast) {
+    if constexpr (kMayShift) {
       shifted = params.plain.path.add == Path::kShift4;
       if (shifted && live) rows = Shift<T>::make(params, item, warp, lane);
     }
     Resident::wait_full(shared, slot);
-    auto update_unit = [&](bool tile) {
-      if constexpr (kChannelsLast) {
-        update_ndhwc<kSub>(p, unit, lane, channels, tile, acc);
-      } else {
-        update_ncdhw<kSub, false>(p, unit, lane, channels, tile, rows, acc);
-      }
-    };
     if (live) {
       bool const tile = p.add_mode == AddMode::kTile;
-      if (kPlain && sizeof(T) == 2 && !kChannelsLast && shifted) {
-        update_ncdhw<kSub, kPlain && sizeof(T) == 2 && !kChannelsLast>(p, unit, lane, channels, true, rows, acc);
-      } else if (Tail::kLarge || kSplit) {
-        update_unit(tile);
-      } else if (tile) {
-        update_unit(true);
+      if (kMayShift && shifted) {
+        Update::template shifted_unit<kSub>(p, unit, lane, channels, rows, acc);
       } else {
-        update_unit(false);
+        Update::template unit<kSub>(p, unit, lane, channels, tile, acc);
       }
     }
     if (!stores_by_consumers(params)) Resident::ready(shared, slot).arrive();
@@ -325,145 +276,6 @@ struct StreamEpilogue {
     Resident::ready(shared, slot).arrive();
     __syncwarp();
     if (lane == 0) shared.free[slot.slot].arrive();
-  }
-
-  /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.
-  CUTLASS_DEVICE static constexpr int accumulator(int j, int half, int b) { return 4 * j + 2 * half + b; }
-
-  /// `tile`: whether add is in the unit.
-  template <int kSub, bool kShift>
-  CUTLASS_DEVICE static void update_ncdhw(Params const& p, uint32_t unit, int lane, Channels const& channels, bool tile,
-                                          Shift<T> const& rows, float const (&acc)[2][4 * kWidth]) {
-    constexpr int kRowBytes = 32 * sizeof(T);
-    constexpr int kPerRow = kRowVectors / kBatch;
-    constexpr int kBatches = 2 * (2 / kUnits) * kPerRow;
-    uint32_t const base = unit + unit_row_ncdhw(sizeof(T), lane, 0, 0) * kRowBytes;
-    int const swizzle = (kRowBytes == 128 ? lane & 7 : (lane >> 1) & 3) << 4;
-    auto half_of = [](int batch) { return kUnits == 2 ? kSub : batch / kPerRow / 2; };
-    auto address = [&](int batch, int k) {
-      uint32_t const row = base + unit_row_ncdhw(sizeof(T), 0, half_of(batch), batch / kPerRow % 2) * kRowBytes;
-      return row + (((batch % kPerRow * kBatch + k) << 4) ^ swizzle);
-    };
-    uint4 v[2][kBatch];
-    auto load = [&](int batch) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < kBatch; ++k) {
-        uint32_t const flat = channels.add[half_of(batch)];
-        v[batch % 2][k] = tile ? load_shared(address(batch, k)) : make_uint4(flat, flat, flat, flat);
-      }
-    };
-    if (kReadsAhead) load(0);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kBatches; ++i) {
-      int const b = i / kPerRow % 2;
-      int const half = half_of(i);
-      int const first = i % kPerRow * kBatch;
-      if (!kReadsAhead) load(i);
-      if (kReadsAhead && i + 1 < kBatches) load(i + 1);
-      uint4(&elements)[kBatch] = v[i % 2];
-      if constexpr (kShift) {
-        uint32_t next = rows.last[half][b];
-        if (first + kBatch < kRowVectors) next = v[(i + 1) % 2][0].x;
-        shift(elements, next, rows.selector[half]);
-      }
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < kBatch; ++k) {
-        float f[kVector];
-        Element<T>::unpack(elements[k], f);
-        CUTLASS_PRAGMA_UNROLL
-        for (int o = 0; o < kVector; ++o) {
-          int const ow = kVector * (first + k) + o;
-          f[o] = Resident::tail(p, channels.finish(acc[ow % 2][accumulator(ow / 2, half, b)], half, ow % 2), f[o]);
-        }
-        store_shared(address(i, k), Element<T>::pack(f));
-      }
-    }
-  }
-
-  /// Two neighbouring channels of one output after the other: 8 bytes of fp32, 4 of 16-bit types.
-  template <int kSub>
-  CUTLASS_DEVICE static void update_ndhwc(Params const& p, uint32_t unit, int lane, Channels const& channels, bool tile,
-                                          float const (&acc)[2][4 * kWidth]) {
-    constexpr int kRowBytes = 16 * sizeof(T);
-    constexpr int kBatches = 4 * kWidth / kUnits / kPairBatch;
-    int const byte = lane / 4 * 2 * static_cast<int>(sizeof(T));
-    // The swizzle takes address bits from the 128-byte line: bits 7 and 8 of fp32's 64-byte rows, 7 of 32-byte rows.
-    int const line = lane % 4 * 2 * kRowBytes >> 7;
-    uint32_t v[2][kPairBatch][kPairWords];
-    auto load = [&](int batch) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kPairBatch; ++i) {
-        uint32_t(&pair)[kPairWords] = v[batch % 2][i];
-        if (tile) {
-          load_pair(pair_address(unit, batch * kPairBatch + i, line, byte, lane), pair);
-        } else if constexpr (sizeof(T) == 4) {
-          pair[0] = channels.add[0];
-          pair[1] = channels.add[1];
-        } else {
-          pair[0] = __byte_perm(channels.add[0], channels.add[1], 0x5410);
-        }
-      }
-    };
-    if (kReadsAhead) load(0);
-    CUTLASS_PRAGMA_UNROLL
-    for (int batch = 0; batch < kBatches; ++batch) {
-      if (!kReadsAhead) load(batch);
-      if (kReadsAhead && batch + 1 < kBatches) load(batch + 1);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kPairBatch; ++i) {
-        int const index = batch * kPairBatch + i;
-        int const ow = index / 2;  // in the unit
-        int const j = ow / 2 + kSub * (kWidth / 2);
-        float f[2];
-        unpack_pair(v[batch % 2][i], f);
-        CUTLASS_PRAGMA_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          float const sum = acc[ow % 2][accumulator(j, half, index % 2)];
-          f[half] = Resident::tail(p, channels.finish(sum, half, ow % 2), f[half]);
-        }
-        store_pair(pair_address(unit, index, line, byte, lane), f);
-      }
-    }
-  }
-
-  /// Of output `index` / 2 and b = `index` mod 2.
-  CUTLASS_DEVICE static uint32_t pair_address(uint32_t unit, int index, int line, int byte, int lane) {
-    constexpr int kRowBytes = 16 * sizeof(T);
-    constexpr int kMask = kRowBytes / 16 - 1;
-    // Whole lines per output, so that its part of the swizzle is known at compile time; b does not reach the next line.
-    int const of_output = index / 2 * 8 * kRowBytes;
-    int const swizzle = ((of_output >> 7) + line) & kMask;
-    return unit + of_output + (lane % 4 * 2 + index % 2) * kRowBytes + (byte ^ (swizzle << 4));
-  }
-
-  CUTLASS_DEVICE static void load_pair(uint32_t address, uint32_t (&v)[kPairWords]) {
-    if constexpr (sizeof(T) == 4) {
-      uint2 const pair = load_shared_pair(address);
-      v[0] = pair.x;
-      v[1] = pair.y;
-    } else {
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(address) : "memory");
-    }
-  }
-
-  CUTLASS_DEVICE static void unpack_pair(uint32_t const (&v)[kPairWords], float (&f)[2]) {
-    if constexpr (sizeof(T) == 4) {
-      f[0] = __uint_as_float(v[0]);
-      f[1] = __uint_as_float(v[1]);
-    } else {
-      f[0] = Element<T>::from_bits(v[0]);
-      f[1] = Element<T>::from_bits(v[0] >> 16);
-    }
-  }
-
-  CUTLASS_DEVICE static void store_pair(uint32_t address, float const (&f)[2]) {
-    if constexpr (sizeof(T) == 4) {
-      store_shared(address, make_uint2(__float_as_uint(f[0]), __float_as_uint(f[1])));
-    } else {
-      uint32_t const both =
-          Element<T>::bits(Element<T>::from_float(f[0])) | Element<T>::bits(Element<T>::from_float(f[1])) << 16;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(both) : "memory");
-    }
   }
 };
 

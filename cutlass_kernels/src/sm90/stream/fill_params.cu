@@ -226,7 +226,7 @@ bool fill_params(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
   w.in_channels = static_cast<int>(p.in_channels);
   w.out_channels = static_cast<int>(p.out_channels);
   w.slabs = k.x.slabs;
-  w.channels_last = f.channels_last;
+  w.pairs_channels = pairs_channels(f.channels_last, f.element);
   w.channel_tiles = channel_tiles(p);
   int64_t const piece_vectors = static_cast<int64_t>(w.channel_tiles) * w.tile_pieces * (kPieceBytes / 16);
   int64_t const piece_blocks = (piece_vectors + kPrepareThreads - 1) / kPrepareThreads;

@@ -203,13 +203,18 @@ constexpr int tile_pieces(Problem const& p) {
   return sum;
 }
 
-/// Output channel, within the tile, of a piece's row. Rows r and r + 8 of a warp's 16 meet in one thread: for NDHWC
-/// they are neighbouring channels.
-CONVT3D_HOST_DEVICE constexpr int row_channel(bool channels_last, int row) {
+/// Whether a thread finishes pairs of neighbouring channels: in NDHWC, but of 16-bit types, which the instructions for
+/// matrices move.
+CONVT3D_HOST_DEVICE constexpr bool pairs_channels(bool channels_last, int element) {
+  return channels_last && element == 4;
+}
+
+/// Output channel, within the tile, of a piece's row. Rows r and r + 8 of a warp's 16 meet in one thread.
+CONVT3D_HOST_DEVICE constexpr int row_channel(bool pairs, int row) {
   int const warp = row / 16;
   int const half = row / 8 % 2;
   int const i = row % 8;
-  return warp * 16 + (channels_last ? 2 * i + half : 8 * half + i);
+  return warp * 16 + (pairs ? 2 * i + half : 8 * half + i);
 }
 
 /// Bytes from the start of a piece to row `row`, byte `byte` of the slab's 128 bytes of channels.

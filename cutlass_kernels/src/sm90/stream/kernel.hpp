@@ -35,6 +35,14 @@ struct Kernel {
   // They share what the kernel starts with: for each thread the largest multiple of 8 that fits.
   static_assert(128 * kGroups * kConsumerRegisters + 32 * kFeedingWarps * kFeedingRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads);
+  /// Whether consumers learn about their next item before they finish one, rather than behind it. Its number is
+  /// published by then: before the fifth unit of this one is loaded, and the ring holds as many. (In fp32 it may not
+  /// be, and with the large tail registers are too few.)
+  static constexpr bool kLooksAhead = sizeof(T) == 2 && !Tail::kLarge;
+  static_assert(!kLooksAhead || Epilogue::kTileUnits / 2 < kSmallestRing);
+  /// Whether sums are set to zero first, which the products do by themselves: without it the compiler does not see that
+  /// nothing reads them meanwhile (C7514).
+  static constexpr bool kZeroes = Tail::kLarge && sizeof(T) == 2;
   static constexpr int kScheduleReaders = kGroups * 4 + 2;  // warps: consumers, weights, x
 
   struct SharedStorage {
@@ -117,18 +125,38 @@ struct Kernel {
 
     bool nan_seen = false;
 
-    for (;;) {
-      int const number = scheduler.fetch();
-      if (number == TileScheduler::kEnd) break;
-      Item const item = decode(params, number);
-      typename Epilogue::ChannelBits bits;
-      if constexpr (!kSplit) bits = Epilogue::channel_bits(e, item, warp, lane);
+    // The next item, found out about while the products of the one before it are under way.
+    int next_number;
+    Item next;
+    typename Epilogue::ChannelBits next_bits{};
+    auto look_ahead = [&] {
+      next_number = scheduler.fetch();
+      if (next_number == TileScheduler::kEnd) return;
+      next = decode(params, next_number);
+      if constexpr (kLooksAhead) next_bits = Epilogue::channel_bits(e, next, warp, lane);
+    };
+    look_ahead();
+
+    while (next_number != TileScheduler::kEnd) {
+      int const number = next_number;
+      Item const item = next;
+      typename Epilogue::ChannelBits bits = next_bits;
+      if constexpr (!kLooksAhead && !kSplit) bits = Epilogue::channel_bits(e, item, warp, lane);
       typename Mainloop::Accumulators acc;
-      Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc);
+      if constexpr (kZeroes) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 8 * kWidth; ++i) acc[i % 2][i / 2] = 0.f;
+      }
+      Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc, [&] {
+        if constexpr (kLooksAhead) look_ahead();
+      });
+      int x_exponent = 0, weight_exponent = 0;
       if constexpr (kSplit) {
-        // All loads at once.
+        // All loads at once, by way of the cache at hand, which nothing else fills.
         uint32_t tiny = Small::tiny_of_plane(params, item, group, lane);
         bits = Epilogue::channel_bits(e, item, warp, lane);
+        x_exponent = __ldca(&params.split.state->x_exponent);
+        weight_exponent = __ldca(params.split.weight_exponent + item.channel / kTileChannels);
         bool suspect = Mainloop::holds_nan(acc);
         tiny = __reduce_add_sync(0xffffffffu, tiny);
         if (tiny != 0 && Small::spoil(params, item, group, warp, lane, tiny, acc)) suspect = true;
@@ -140,8 +168,7 @@ struct Kernel {
       }
       typename Epilogue::Channels channels = bits.channels();
       if constexpr (kSplit) {
-        SplitRoute::Scales const scales{__ldcg(&params.split.state->x_exponent),
-                                        __ldcg(params.split.weight_exponent + item.channel / kTileChannels)};
+        SplitRoute::Scales const scales{x_exponent, weight_exponent};
         channels.scale[0] = scales.inverse(0);
         Mainloop::multiply_sums(scales.inverse(1), acc);
       } else if constexpr (sizeof(T) == 2) {
@@ -163,6 +190,7 @@ struct Kernel {
         store(second);
       }
       advance(unit, Epilogue::kTileUnits, e.ring);
+      if constexpr (!kLooksAhead) look_ahead();
     }
 
     // Cold path, after every store of this CTA has reached memory. Outside x and past the last channel the tensor cores

@@ -147,18 +147,23 @@ struct StreamMainloop {
 
   /// acc = the tile's sums for consumer group `group`. Its code is kept short, by loops that are not unrolled: in a
   /// cache of instructions that does not hold it a group spends more time on a piece than the tensor cores do.
+  /// `meanwhile` is called once, with long sums while the last products are under way.
+  template <class Meanwhile>
   CUTLASS_DEVICE static void mma(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared, uint64_t pieces,
-                                 uint64_t positions, Position& at, int group, int lane, Accumulators& acc) {
+                                 uint64_t positions, Position& at, int group, int lane, Accumulators& acc,
+                                 Meanwhile&& meanwhile) {
     if constexpr (kShortSums) {
       mma_short_sums(p, cls, shared, pieces, positions, at, group, lane, acc);
+      meanwhile();
     } else {
-      mma_long_sums(p, cls, shared, pieces, positions, at, group, lane, acc);
+      mma_long_sums(p, cls, shared, pieces, positions, at, group, lane, acc, meanwhile);
     }
   }
 
+  template <class Meanwhile>
   CUTLASS_DEVICE static void mma_long_sums(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared,
                                            uint64_t pieces, uint64_t positions, Position& at, int group, int lane,
-                                           Accumulators& acc) {
+                                           Accumulators& acc, Meanwhile& meanwhile) {
     uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
     int used_slot = -1, used_stage = -1;  // to be handed back once the batch after it is under way
     bool accumulate[2] = {false, false};
@@ -213,6 +218,7 @@ struct StreamMainloop {
       }
       if (group == 0) pass(p, shared, at.stage, lane);
     }
+    meanwhile();
     cute::warpgroup_wait<0>();
     hand_back();
     fence(acc[0]);
@@ -343,11 +349,24 @@ struct StreamMainloop {
 
   /// Whether a sum is nan (or infinite, which does no harm: y decides in the end).
   CUTLASS_DEVICE static bool holds_nan(Accumulators const& acc) {
-    // Several sums, as each waits for its own last term.
-    float any[8] = {};
+    // First as little as can tell: what is not finite makes products of two and their sum not finite either. So do huge
+    // sums, which are looked at again.
+    float any[8] = {};  // several, as each waits for its own last term
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRegisters; ++i) any[i % 8] = fmaf(acc[0][i], acc[1][i], any[i % 8]);
+    if (is_finite(any)) return false;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 8; ++i) any[i] = 0.f;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 2 * kRegisters; ++i) any[i % 8] = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, any[i % 8]);
-    return (any[0] + any[1]) + (any[2] + any[3]) + ((any[4] + any[5]) + (any[6] + any[7])) != 0.f;
+    return !is_finite(any);
+  }
+
+ protected:
+  /// Of their sum.
+  CUTLASS_DEVICE static bool is_finite(float const (&v)[8]) {
+    float const sum = (v[0] + v[1]) + (v[2] + v[3]) + ((v[4] + v[5]) + (v[6] + v[7]));
+    return fabsf(sum) <= 3.402823466e38f;
   }
 
  private:

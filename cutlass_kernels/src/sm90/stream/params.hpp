@@ -76,7 +76,7 @@ struct PieceParams {
   void const* weight;
   int64_t weight_stride[5];
   int32_t in_channels, out_channels, slabs;
-  int32_t channels_last;
+  int32_t pairs_channels;
   int32_t channel_tiles, tile_pieces;
   unsigned char* pieces;
   int32_t* counter;

@@ -17,6 +17,7 @@ namespace convt3d::sm90::stream {
 template <int kWidth>
 struct PartsMainloop : StreamMainloop<SplitFloat, kWidth> {
   using Base = StreamMainloop<SplitFloat, kWidth>;
+  using Base::is_finite;
   using Base::kRegisters;
   using Base::pass;
   using typename Base::Accumulators;
@@ -69,8 +70,10 @@ struct PartsMainloop : StreamMainloop<SplitFloat, kWidth> {
   }
 
   /// acc = the tile's sums for consumer group `group`, at the scale of both operands.
+  template <class Meanwhile>
   CUTLASS_DEVICE static void mma(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared, uint64_t pieces,
-                                 uint64_t positions, Position& at, int group, int lane, Accumulators& acc) {
+                                 uint64_t positions, Position& at, int group, int lane, Accumulators& acc,
+                                 Meanwhile&& meanwhile) {
     float sums[kRegisters];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kRegisters; ++i) acc[0][i] = acc[1][i] = sums[i] = 0.f;
@@ -107,6 +110,7 @@ struct PartsMainloop : StreamMainloop<SplitFloat, kWidth> {
       }
       if (group == 0) pass(p, shared, at.stage, lane);
     }
+    meanwhile();
   }
 
   /// The rest of the inverse of the scales, which is nearly always 1.
@@ -119,13 +123,21 @@ struct PartsMainloop : StreamMainloop<SplitFloat, kWidth> {
   /// Whether a sum is nan (or infinite, which does no harm: y decides in the end). A nan of x reaches every weight row,
   /// so one of a thread's two tells.
   CUTLASS_DEVICE static bool holds_nan(Accumulators const& acc) {
-    float any[4] = {};  // several sums, as each waits for its own last term
+    float any[8] = {};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRegisters; ++i) {
+      float& sum = any[i % 2 + i / 4 % 4 * 2];
+      if (i % 4 < 2) sum = fmaf(acc[0][i], acc[1][i], sum);
+    }
+    if (is_finite(any)) return false;  // as in StreamMainloop
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 8; ++i) any[i] = 0.f;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 2 * kRegisters; ++i) {
-      float& sum = any[i % 2 + i / 4 % 2 * 2];
+      float& sum = any[i % 2 + i / 4 % 4 * 2];
       if (i % 4 < 2) sum = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, sum);
     }
-    return (any[0] + any[1]) + (any[2] + any[3]) != 0.f;
+    return !is_finite(any);
   }
 
  private:

@@ -143,7 +143,7 @@ __device__ void write_pieces(PieceParams const& p, int64_t block, int32_t const*
     Program const& program = p.program[cls];
     rest -= p.first_piece[cls];
     Piece const piece = program.piece(rest);
-    int const out_channel = tile * kTileChannels + row_channel(p.channels_last, row);
+    int const out_channel = tile * kTileChannels + row_channel(p.pairs_channels, row);
     int64_t offset = out_channel * p.weight_stride[1];
     for (int axis = 0; axis < 3; ++axis) offset += piece.tap[axis] * p.weight_stride[2 + axis];
     int const first = (piece.slab * 8 + group) * kVector;

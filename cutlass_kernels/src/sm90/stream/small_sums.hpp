@@ -16,7 +16,7 @@ struct SmallSums {
     DeviceClass const& cls = params.cls[item.cls];
     int const plane = item.d + group + cls.depth_lo + lane;
     bool const read = lane < cls.depth_count && plane >= 0 && plane < params.x.in_size[0];
-    return read ? __ldcg(params.split.tiny_x + item.n * params.x.in_size[0] + plane) : 0;
+    return read ? __ldca(params.split.tiny_x + item.n * params.x.in_size[0] + plane) : 0;
   }
 
   /// Makes nan of the sums, at both operands' scale, that `tiny` values may have spoilt. Returns whether there are any

@@ -7,12 +7,17 @@
 
 namespace convt3d::sm90::stream {
 
+/// The activations of a kernel of their own, before which add is added (forms.hpp).
+constexpr bool is_common(int32_t activation) {
+  return activation == CONVT3D_ACT_NONE || activation == CONVT3D_ACT_RELU || activation == CONVT3D_ACT_LEAKY_RELU ||
+         activation == CONVT3D_ACT_X_HARDSWISH;
+}
+
 /// Whether there is a kernel with narrow tiles: of the commonest activations, with add and y moved by boxes.
 constexpr bool takes_narrow_tiles(Problem const& p) {
   Paths const path = choose_paths(p);
-  bool const linear =
-      p.activation == CONVT3D_ACT_NONE || p.activation == CONVT3D_ACT_RELU || p.activation == CONVT3D_ACT_LEAKY_RELU;
-  return linear && p.add_order == CONVT3D_ADD_BEFORE && path.add == Path::kBoxes && path.y == Path::kBoxes;
+  return is_common(p.activation) && p.add_order == CONVT3D_ADD_BEFORE && path.add == Path::kBoxes &&
+         path.y == Path::kBoxes;
 }
 
 /// Positions of a tile along W. A narrow tile takes about six sevenths of a wide one's time.
