@@ -296,7 +296,7 @@ struct CollectiveEpilogue {
   }
 
   /// One warp's unit: unit += factor acc + bias, activation, in place. The factor is that of the (H, W) parity; the
-  /// same for all in ieee mode, 1 and not looked at in tf32 mode.
+  /// same for all in ieee mode, not looked at in tf32 mode and NCDHW.
   CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, UnitState slot,
                                     int lane, float const (&bias)[kChannels], float const (&factor)[4],
                                     FlatAdd const& flat, Accumulators const& acc) {
@@ -421,9 +421,9 @@ struct CollectiveEpilogue {
     return unit_row_ndhwc(0, index / 8, index / 4 % 2, index / 2 % 2, index % 2);
   }
 
-  /// `factor`: of sums of 16-bit types (sums.hpp), and from parts to fp32.
+  /// `factor`: of sums that get something back (sums.hpp), and from parts to fp32.
   CUTLASS_DEVICE static float finish(float sum, float bias, float factor) {
-    return sizeof(T) == 2 || kSplit ? fmaf(sum, factor, bias) : sum + bias;
+    return sizeof(T) == 2 || kSplit || kGivesBack<T, kChannelsLast> ? fmaf(sum, factor, bias) : sum + bias;
   }
 
   CUTLASS_DEVICE static float tail(Params const& p, float conv, float add) {

@@ -180,6 +180,11 @@ struct Kernel {
           float const factor = shared.result_scale.factor();
           float const factors[4] = {factor, factor, factor, factor};
           Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, factors, flat, acc);
+        } else if constexpr (kGivesBack<T, kChannelsLast>) {
+          bool const exact = are_short(acc);
+          float factors[4];
+          for (int parity = 0; parity < 4; ++parity) factors[parity] = exact ? 1.0f : program.factor[parity];
+          Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, factors, flat, acc);
         } else {
           Epilogue::update(e, shared.epilogue, ring, unit, lane, bias, program.factor, flat, acc);
         }

@@ -30,9 +30,13 @@ struct Of<__nv_bfloat16, kPositionsFirst> : cute::SM90::GMMA::MMA_64x128x16_F32B
 
 /// Sums of products. SplitFloat's hi hi go into one, its hi lo and lo hi, which count 2^-11 of it, into another. In
 /// tf32 mode there are two because the tensor cores cut off what lies below a sum's largest term, so that a long sum of
-/// one sign drifts (docs/numerics.md); not in NDHWC, where this takes 6 % longer.
+/// one sign drifts (docs/numerics.md); not in NDHWC, where this takes 6 % longer, and kGivesBack 2 %.
 template <class T, bool kChannelsLast>
 constexpr int kSumsOf = std::is_same_v<T, SplitFloat> || (std::is_same_v<T, float> && !kChannelsLast) ? 2 : 1;
+
+/// Whether fp32's only sum gets back the middle of what it may have lost, where it is not exact (sums.hpp).
+template <class T, bool kChannelsLast>
+constexpr bool kGivesBack = std::is_same_v<T, float> && kSumsOf<T, kChannelsLast> == 1;
 
 /// Of the small ones.
 constexpr float kLowScale = 1.0f / (1 << kSplitShift);
@@ -104,6 +108,16 @@ struct Multiply {
     Atom::fma(a, b, acc[I]..., accumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
   }
 };
+
+/// Whether all sums of a thread fit 16 bits: then they are taken for exact, as those of whole numbers are. A sum with
+/// nothing in its last eight bits by chance is one of 256, and there are some 128.
+template <int kRows, int kRegisters>
+CUTLASS_DEVICE bool are_short(float const (&acc)[kRows][kRegisters]) {
+  uint32_t bits[4] = {};  // several, as each waits for its own last term
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kRows * kRegisters; ++i) bits[i / 2 % 4] |= __float_as_uint(acc[i / kRegisters][i % kRegisters]);
+  return ((bits[0] | bits[1] | (bits[2] | bits[3])) & 0xff) == 0;
+}
 
 /// From sums to the convolution's values. In shared memory.
 template <class T>
