@@ -21,8 +21,9 @@ struct StreamEpilogue {
   static constexpr bool kSplit = Update::kSplit;
   static constexpr int kUnits = Update::kUnits;            // of a warp and tile
   static constexpr int kTileUnits = kUnits * kGroups * 4;  // in the order unit of a warp, group, warp
-  static constexpr int kUnitStep = kGroups * 4;            // from a warp's unit to its next
-  static constexpr int kCopies = kChannelsLast ? 1 : 2;    // boxes of a unit
+  static constexpr int kPublishes = 4;  // units of an item are loaded before the next one's number is published
+  static constexpr int kUnitStep = kGroups * 4;          // from a warp's unit to its next
+  static constexpr int kCopies = kChannelsLast ? 1 : 2;  // boxes of a unit
   static constexpr int kChannelsOfUnit = kChannelsLast ? 16 : 16 / kUnits;
   static constexpr int kBoxBytes = kUnitBytes / kTileW * kWidth;  // of a unit, in memory
   static constexpr bool kPlain = kWidth == kTileW;                // whether warps may move what boxes do not
@@ -121,7 +122,7 @@ struct StreamEpilogue {
       Item const item = decode(params, number);
       CUTLASS_PRAGMA_NO_UNROLL
       for (int unit = 0; unit < kTileUnits; ++unit) {
-        if (unit == kTileUnits / 2) scheduler.publish();
+        if (unit == kPublishes) scheduler.publish();
         UnitBox const box = unit_box(params, item, unit);
         Resident::wait_free(shared, slot);
         shared.box[slot.slot] = box;

@@ -35,15 +35,38 @@ struct Kernel {
   // They share what the kernel starts with: for each thread the largest multiple of 8 that fits.
   static_assert(128 * kGroups * kConsumerRegisters + 32 * kFeedingWarps * kFeedingRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads);
-  /// Whether consumers learn about their next item before they finish one, rather than behind it. Its number is
-  /// published by then: before the fifth unit of this one is loaded, and the ring holds as many. (In fp32 it may not
-  /// be, and with the large tail registers are too few.)
-  static constexpr bool kLooksAhead = sizeof(T) == 2 && !Tail::kLarge;
-  static_assert(!kLooksAhead || Epilogue::kTileUnits / 2 < kSmallestRing);
+  /// When consumers find out about their next item: in 16-bit types while the last products are under way; in ieee
+  /// mode, which waits for each of its sums, between both units of a warp, of which the second is often still on its
+  /// way; otherwise behind everything, for registers are too few. Its number has been published by then: before the
+  /// unit of this item that would find the ring full of those before it.
+  enum class Look { kWithProducts, kBetweenUnits, kBehind };
+  static constexpr Look kLook = Tail::kLarge     ? Look::kBehind
+                                : sizeof(T) == 2 ? Look::kWithProducts
+                                : kSplit         ? Look::kBetweenUnits
+                                                 : Look::kBehind;
+  static_assert(Epilogue::kPublishes < kSmallestRing);
   /// Whether sums are set to zero first, which the products do by themselves: without it the compiler does not see that
   /// nothing reads them meanwhile (C7514).
   static constexpr bool kZeroes = Tail::kLarge && sizeof(T) == 2;
   static constexpr int kScheduleReaders = kGroups * 4 + 2;  // warps: consumers, weights, x
+
+  /// What the outputs of an item need from memory beside its products and add.
+  struct Beside {
+    typename Epilogue::ChannelBits bits{};
+    int32_t x_exponent = 0, weight_exponent = 0;  // in ieee mode, as the next
+    uint32_t tiny = 0;
+
+    CUTLASS_DEVICE static Beside load(StreamParams const& params, Item const& item, int group, int warp, int lane) {
+      Beside v;
+      v.bits = Epilogue::channel_bits(params.epilogue, item, warp, lane);
+      if constexpr (kSplit) {  // by way of the cache at hand, which little else fills
+        v.x_exponent = __ldca(&params.split.state->x_exponent);
+        v.weight_exponent = __ldca(params.split.weight_exponent + item.channel / kTileChannels);
+        v.tiny = Small::tiny_of_plane(params, item, group, lane);
+      }
+      return v;
+    }
+  };
 
   struct SharedStorage {
     typename Mainloop::SharedStorage mainloop;
@@ -125,40 +148,39 @@ struct Kernel {
 
     bool nan_seen = false;
 
-    // The next item, found out about while the products of the one before it are under way.
+    // The next item, and what its outputs need from memory, looked up where that is waited for least.
     int next_number;
     Item next;
-    typename Epilogue::ChannelBits next_bits{};
-    auto look_ahead = [&] {
+    Beside next_beside;
+    auto next_item = [&] {
       next_number = scheduler.fetch();
-      if (next_number == TileScheduler::kEnd) return;
-      next = decode(params, next_number);
-      if constexpr (kLooksAhead) next_bits = Epilogue::channel_bits(e, next, warp, lane);
+      if (next_number != TileScheduler::kEnd) next = decode(params, next_number);
     };
-    look_ahead();
+    auto look_beside = [&] {
+      if (next_number != TileScheduler::kEnd) next_beside = Beside::load(params, next, group, warp, lane);
+    };
+    next_item();
+    if constexpr (kLook != Look::kBehind || kSplit) look_beside();
 
     while (next_number != TileScheduler::kEnd) {
       int const number = next_number;
       Item const item = next;
-      typename Epilogue::ChannelBits bits = next_bits;
-      if constexpr (!kLooksAhead && !kSplit) bits = Epilogue::channel_bits(e, item, warp, lane);
+      if constexpr (kLook == Look::kBehind && !kSplit) look_beside();
+      Beside const beside = next_beside;
       typename Mainloop::Accumulators acc;
       if constexpr (kZeroes) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 8 * kWidth; ++i) acc[i % 2][i / 2] = 0.f;
       }
       Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc, [&] {
-        if constexpr (kLooksAhead) look_ahead();
+        if constexpr (kLook == Look::kWithProducts) {
+          next_item();
+          look_beside();
+        }
       });
-      int x_exponent = 0, weight_exponent = 0;
       if constexpr (kSplit) {
-        // All loads at once, by way of the cache at hand, which nothing else fills.
-        uint32_t tiny = Small::tiny_of_plane(params, item, group, lane);
-        bits = Epilogue::channel_bits(e, item, warp, lane);
-        x_exponent = __ldca(&params.split.state->x_exponent);
-        weight_exponent = __ldca(params.split.weight_exponent + item.channel / kTileChannels);
         bool suspect = Mainloop::holds_nan(acc);
-        tiny = __reduce_add_sync(0xffffffffu, tiny);
+        uint32_t const tiny = __reduce_add_sync(0xffffffffu, beside.tiny);
         if (tiny != 0 && Small::spoil(params, item, group, warp, lane, tiny, acc)) suspect = true;
         if (__any_sync(0xffffffffu, suspect) && lane == 0) shared.suspect_items.add(number);
       } else {
@@ -166,9 +188,9 @@ struct Kernel {
         nan_seen = nan_seen || holds_nan;
         if (holds_nan) Mainloop::suspect_infinities(acc);
       }
-      typename Epilogue::Channels channels = bits.channels();
+      typename Epilogue::Channels channels = beside.bits.channels();
       if constexpr (kSplit) {
-        SplitRoute::Scales const scales{x_exponent, weight_exponent};
+        SplitRoute::Scales const scales{beside.x_exponent, beside.weight_exponent};
         channels.scale[0] = scales.inverse(0);
         Mainloop::multiply_sums(scales.inverse(1), acc);
       } else if constexpr (sizeof(T) == 2) {
@@ -183,6 +205,10 @@ struct Kernel {
       };
       Epilogue::template update<0>(params, item, shared.epilogue, ring, unit, warp, lane, channels, acc);
       store(unit);
+      if constexpr (kLook == Look::kBetweenUnits) {
+        next_item();
+        look_beside();
+      }
       if constexpr (Epilogue::kUnits == 2) {
         UnitState second = unit;
         advance(second, Epilogue::kUnitStep, e.ring);
@@ -190,7 +216,10 @@ struct Kernel {
         store(second);
       }
       advance(unit, Epilogue::kTileUnits, e.ring);
-      if constexpr (!kLooksAhead) look_ahead();
+      if constexpr (kLook == Look::kBehind) {
+        next_item();
+        if constexpr (kSplit) look_beside();
+      }
     }
 
     // Cold path, after every store of this CTA has reached memory. Outside x and past the last channel the tensor cores
