@@ -255,9 +255,11 @@ struct UsualKernels {
 /// Runs `p` on `kernel` twice with seeded data: x, bias and add from `draw`, the weight from `draw_weight` (the same if
 /// null). Expects, by EXPECT_*: every output within the bound, nothing written
 /// outside of y, inputs unchanged, both runs bitwise equal. Where the exact result is infinite or nan, y must be the
-/// same. `worst` receives the largest error / bound.
+/// same. `worst` receives the largest error / bound. The weight starts `weight_skew` bytes behind an aligned address: a
+/// problem does not state its alignment.
 [[nodiscard]] inline Outcome run_case(Problem const& p, convt3d_kernel kernel, uint64_t seed, double* worst = nullptr,
-                                      float (*draw)(Random&) = uniform_draw, float (*draw_weight)(Random&) = nullptr) {
+                                      float (*draw)(Random&) = uniform_draw, float (*draw_weight)(Random&) = nullptr,
+                                      int weight_skew = 0) {
   SCOPED_TRACE(describe(p) + " seed " + std::to_string(seed));
   UsualKernels const usual(kernel);
   char text[512] = "";
@@ -278,7 +280,7 @@ struct UsualKernels {
   Size5 const bias_shape{{1, p.out_channels, 1, 1, 1}};
   int64_t const bias_stride[5] = {0, p.bias_stride, 0, 0, 0};
   DeviceTensor x(x_shape(p), p.x_stride, p.dtype, skew_for(p.x_alignment));
-  DeviceTensor weight(weight_shape(p), p.weight_stride, p.dtype, 0);
+  DeviceTensor weight(weight_shape(p), p.weight_stride, p.dtype, weight_skew);
   DeviceTensor bias(bias_shape, bias_stride, p.dtype, 0);
   DeviceTensor add(ys, p.add_stride, p.dtype, skew_for(p.add_alignment));
   DeviceTensor y(ys, p.y_stride, p.dtype, skew_for(p.y_alignment));

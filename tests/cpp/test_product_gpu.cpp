@@ -69,9 +69,13 @@ TEST_P(Product, Channels) {
 // More tiles than thread blocks, so that x and the weight of the next come in beside the outputs of one: with fewer
 // steps than stages, as many, and more.
 TEST_P(Product, TilesOneAfterTheOther) {
-  sm90::most_ctas = 2;
-  for (int64_t in : {16, 256, 320}) run(problem({3, in, 24, {4, 6, 8}, kHalves}), 4);
-  sm90::most_ctas = INT_MAX;
+  {
+    struct Limit {
+      Limit() { sm90::most_ctas = 2; }
+      ~Limit() { sm90::most_ctas = INT_MAX; }
+    } const limit;
+    for (int64_t in : {16, 256, 320}) run(problem({3, in, 24, {4, 6, 8}, kHalves}), 4);
+  }
   run(problem({3, 16, 96, {10, 12, 12}, kHalves}), 4);
 }
 
@@ -113,6 +117,31 @@ TEST_P(Product, SlicesAndAccessesOfTwoChannels) {
   p.add_alignment = p.y_alignment = 16;
   test::slice(p, 48, 40, Layout::kNdhwc);
   run(p, 10);
+}
+
+// One value for each channel, or for each channel of a sample.
+TEST_P(Product, AddOfChannels) {
+  for (int64_t of_sample : {0, 24}) {
+    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
+      Problem p = problem({3, 40, 24, {2, 4, 3}, kHalves});
+      p.add_order = order;
+      for (int64_t& stride : p.add_stride) stride = 0;
+      p.add_stride[0] = of_sample;
+      p.add_stride[1] = 1;
+      run(p, 11);
+    }
+  }
+}
+
+// The copy engine does not take such a weight: another of the family's kernels does, in the workspace of the same plan.
+TEST_P(Product, WeightThatStartsAnywhere) {
+  Problem const p = typed(problem({2, 40, 24, {4, 4, 4}, kHalves}));
+  ASSERT_TRUE(takes(p));
+  for (int skew : {element_bytes(p), 8}) {
+    EXPECT_EQ(test::run_case(p, CONVT3D_KERNEL_SM90, 12, &worst, test::uniform_draw, nullptr, skew),
+              test::Outcome::kRan);
+    ++ran;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Product, testing::ValuesIn(test::kModes + 1, test::kModes + 4),

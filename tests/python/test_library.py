@@ -143,7 +143,7 @@ def test_no_kernel_spills(source: Path) -> None:
     report = report_of(source)
     kernels = list(ENTRY.finditer(report))
     assert len(kernels) == report.count("Compiling entry function"), "the report was not understood"
-    if source.parent.name == "instances":  # there for nothing but its kernels
+    if source.parent.name in ("instances", "product"):  # there for its kernels
         assert kernels, "no kernel in the report"
     spills = [k.groupdict() for k in kernels if int(k["stores"]) + int(k["loads"]) > 0]
     assert spills == []
@@ -151,9 +151,10 @@ def test_no_kernel_spills(source: Path) -> None:
 
 @pytest.mark.parametrize("source", cuda_sources(), ids=lambda p: str(p.relative_to(SOURCES)))
 def test_no_wgmma_is_serialised(source: Path) -> None:
-    """ptxas waits behind every wgmma where its registers may be touched meanwhile, and says so (C7520)."""
+    """ptxas waits behind every wgmma where it finds no other way, and says why (C7510 to C7520)."""
     built("libconvt3d.so")
-    assert "C7520" not in report_of(source)
+    found = [line for line in report_of(source).splitlines() if "serialized" in line]
+    assert found == []
 
 
 def test_every_family_has_kernels_in_the_report() -> None:
