@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which of the family's two kernels computes a problem, and whether the family is worth choosing: by measurement
+// Which of the family's kernels computes a problem, and whether the family is worth choosing: by measurement
 // (docs/performance-log.md).
 #pragma once
 

@@ -110,7 +110,7 @@ struct Multiply {
 };
 
 /// Whether all sums of a thread fit 16 bits: then they are taken for exact, as those of whole numbers are. A sum with
-/// nothing in its last eight bits by chance is one of 256, and there are some 128.
+/// nothing in its last eight bits by chance is one of 256, and there are 64.
 template <int kRows, int kRegisters>
 CUTLASS_DEVICE bool are_short(float const (&acc)[kRows][kRegisters]) {
   uint32_t bits[4] = {};  // several, as each waits for its own last term
