@@ -66,6 +66,18 @@ def test_a_small_result_does_not_wait(deferred: list[str], monkeypatch: pytest.M
         assert deferred == wanted
 
 
+def test_a_dropout_is_no_step_to_wait_for(deferred: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eval it takes no pass over the result."""
+    model = nn.Sequential(nn.ConvTranspose3d(2, 3, 2, 2), nn.Dropout3d(), nn.ReLU()).eval()
+    x = torch.randn(1, 2, 3, 3, 3)
+    expected = model(x)
+    fuse(model)
+    for least, wanted in ((expected.nbytes + 1, []), (expected.nbytes, ["relu"])):
+        monkeypatch.setattr(_module, "WORTH_WAITING", least)
+        assert_close(model(x), expected)
+        assert deferred == wanted
+
+
 def test_autocast_that_ends_in_between() -> None:
     class Ends(Residual):
         def forward(self, x: Tensor, skip: Tensor) -> Tensor:

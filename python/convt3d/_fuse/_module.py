@@ -18,20 +18,20 @@ from torch.nn.utils import parametrize
 
 from .._functional import observed
 from .._memory_format import is_channels_last
-from .._problem import output_extent
+from .._problem import Triple, output_extent, triple
 from ..modules import FusedConvTranspose3d
 from ._ambience import Ambience, is_capturing
 from ._call import Call, versions_of
 from ._hooks import Watched
 from ._pending import PLAIN_TYPES, Form, PendingTensor
-from ._steps import BATCH_NORM
+from ._steps import BATCH_NORM, DROPOUT
 
 # Looked up once.
 _is_compiling = torch.compiler.is_compiling
 _is_tracing = torch._C._is_tracing
 
 WORTH_WAITING = 64 << 20
-"""Bytes of a result, times the steps planned behind it, from which on it waits for them.
+"""Bytes of a result, times the steps planned behind it (but dropout), from which on it waits for them.
 
 To take a step in saves a GPU two passes over the result. Waiting costs the host 15 microseconds in a loop,
 but 100 to 200 in a network, whose other code pushes ours out of the caches: as long as two passes over 200 to
@@ -90,9 +90,10 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
 
         By the strides alone: this runs in every call, and is only about speed.
         """
-        depth, height, width = self.stride
-        volume = input.numel() // self.in_channels * self.out_channels * depth * height * width
-        if volume * input.element_size() * len(self.convt3d_plan) >= WORTH_WAITING:
+        depth, height, width = _three(self.stride, "stride")
+        volume = input.numel() // (self.in_channels or 1) * self.out_channels * depth * height * width
+        plan = self.convt3d_plan
+        if volume * input.element_size() * (len(plan) - plan.count(DROPOUT)) >= WORTH_WAITING:
             return True
         return is_capturing(input.device)
 
@@ -115,29 +116,27 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             return None
         if (
             input.dim() not in (4, 5)
-            or input.shape[-4] != self.in_channels
             or input.device != weight.device
             or input.layout != torch.strided
             or input.numel() == 0
         ):
             return None
         # As tuples: they are a key, and a module lets anyone write its attributes.
-        stride: Any = tuple(self.stride)
-        padding: Any = tuple(self.padding)
-        dilation: Any = tuple(self.dilation)
-        kernel: Any = tuple(self.kernel_size)
+        stride = _three(self.stride, "stride")
+        padding = _three(self.padding, "padding")
+        dilation = _three(self.dilation, "dilation")
         output_padding: Any = self.output_padding
         if output_size is not None:
             output_padding = self._output_padding(
                 input,
                 output_size,  # type: ignore[arg-type]
-                stride,
-                padding,
-                kernel,
+                stride,  # type: ignore[arg-type]
+                padding,  # type: ignore[arg-type]
+                self.kernel_size,  # type: ignore[arg-type]
                 3,
-                dilation,
+                dilation,  # type: ignore[arg-type]
             )
-        output_padding = tuple(output_padding)
+        output_padding = _three(output_padding, "output_padding")
         form = _form(
             input.shape,
             input.stride(),
@@ -146,8 +145,8 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             input.dtype,
             dtype,
             input.device,
-            self.out_channels,
-            (kernel, stride, padding, output_padding, dilation),
+            self.groups,
+            (stride, padding, output_padding, dilation),
         )
         if form is None:
             return None
@@ -192,20 +191,24 @@ def _form(
     input_dtype: torch.dtype,
     dtype: torch.dtype,
     device: torch.device,
-    out_channels: int,
-    geometry: tuple[tuple[int, ...], ...],
+    groups: int,
+    geometry: tuple[Triple, Triple, Triple, Triple],
 ) -> Form | None:
     """The form of the result, or None where PyTorch refuses the geometry.
 
-    Kept, since a network asks for the same in every pass.
+    Kept, since a network asks for the same in every pass. Channels and kernel are the weight's: pruning puts
+    another one into a module and need not tell its attributes.
 
     Args:
         shape, strides: of the input, with or without a batch.
         dtype: of the result; under autocast not the input's.
-        geometry: kernel size, stride, padding, output_padding, dilation.
+        geometry: stride, padding, output_padding, dilation.
     """
-    _, stride, _, output_padding, dilation = geometry
-    size = tuple(output_extent(*dimension) for dimension in zip(shape[-3:], *geometry, strict=True))
+    if len(weight_shape) != 5 or weight_shape[0] != shape[-4] or groups < 1 or weight_shape[0] % groups:
+        return None
+    kernel, out_channels = weight_shape[2:], weight_shape[1] * groups
+    stride, _, output_padding, dilation = geometry
+    size = tuple(output_extent(*dimension) for dimension in zip(shape[-3:], kernel, *geometry, strict=True))
     fits = all(op < s or op < d for op, s, d in zip(output_padding, stride, dilation, strict=True))
     if not fits or min(size) <= 0:
         return None
@@ -215,6 +218,15 @@ def _form(
     channels_last = is_channels_last(input_dtype, shape, strides, weight_shape, weight_strides)
     result = (shape[0], out_channels, *size) if batched else (out_channels, *size)
     return Form.of(result, channels_last, dtype, device)
+
+
+def _three(value: Any, name: str) -> Triple:
+    """``value`` as the operator reads it; at once where it is what ``nn.ConvTranspose3d`` has made of it.
+
+    Raises:
+        TypeError, RuntimeError, ValueError: those of the operator.
+    """
+    return value if type(value) is tuple and len(value) == 3 else triple(value, name)
 
 
 def why_not(module: nn.ConvTranspose3d) -> str | None:
