@@ -3,6 +3,8 @@
 // The product kernel's host code: what it takes, how it divides the work, and where it is chosen.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "cases.hpp"
 #include "sm90_problems.hpp"
 
@@ -15,6 +17,17 @@ Problem halves(int batch, int in, int out, int size, convt3d_dtype dtype = CONVT
   Problem p = make(batch, in, out, {size, size, size}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, true);
   test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
   return p;
+}
+
+/// That two lanes, of the columns of their two rows, have two neighbouring ones each after their exchange, the first of
+/// which first_column() tells.
+void expect_neighbours(int element, int warp, int const (&columns)[32][2]) {
+  for (int lane = 0; lane < 32; ++lane) {
+    int const of_row = lane / 4 % 2, first = first_column(element, warp, lane);
+    EXPECT_EQ(first % 2, 0);
+    EXPECT_EQ(columns[lane & ~4][of_row], first);
+    EXPECT_EQ(columns[lane | 4][of_row], first + 1);
+  }
 }
 
 TEST(Product, TakesPatchesInChannelsLast) {
@@ -74,6 +87,43 @@ TEST(Product, TilesFillADevice) {
   EXPECT_EQ(position_tiles(p), 8);
   EXPECT_EQ(column_tiles(p, 3), 14);
   EXPECT_EQ(steps(p), 10);
+}
+
+// TF32's words of the weight, found in shared memory as the copy engine leaves them there: the k that wgmma wants of
+// each lane, all of one column for each of its two rows, and no two lanes of an access in one bank.
+TEST(Product, WordsOfTheWeight) {
+  for (int warp = 0; warp < 4; ++warp) {
+    int columns[32][2];
+    for (int i = 0; i < 4; ++i) {
+      for (int word = 0; word < 4; ++word) {
+        std::set<uint32_t> banks;
+        for (int lane = 0; lane < 32; ++lane) {
+          int const at = static_cast<int>(next_word(first_word(warp, lane), i, word));
+          ASSERT_LT(at, kWeightBytes);
+          int const k = at % 4096 / 128, access = at % 128 / 16 ^ k % 8,
+                    column = at / 4096 * 32 + access * 4 + at % 16 / 4;
+          EXPECT_EQ(k, 8 * i + 4 * (word / 2) + lane % 4);
+          int& of_row = columns[lane][word % 2];
+          if (i == 0 && word < 2) of_row = column;
+          EXPECT_EQ(column, of_row);
+          banks.insert(static_cast<uint32_t>(at) / 4 % 32);
+        }
+        EXPECT_EQ(banks.size(), 32u);
+      }
+    }
+    expect_neighbours(4, warp, columns);
+  }
+}
+
+// 16-bit types: the tensor core's rows are the columns.
+TEST(Product, RowsAreColumns) {
+  for (int warp = 0; warp < 4; ++warp) {
+    int columns[32][2];
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int second = 0; second < 2; ++second) columns[lane][second] = warp * 16 + lane / 4 + 8 * second;
+    }
+    expect_neighbours(2, warp, columns);
+  }
 }
 
 TEST(Product, IsChosenWhereItIsFaster) {

@@ -51,6 +51,31 @@ constexpr int stages(int warpgroups) {
   return fit < kMostStages ? fit : kMostStages;
 }
 
+/// The first of the two neighbouring columns, of a warpgroup's 64, that a thread ends with.
+///
+/// Of its rows of wgmma, lane / 4 and lane / 4 + 8, two lanes that are neighbours there exchange one each. In TF32 rows
+/// are columns in an order whose words, of eight rows and four k, lie in 32 banks: four words of two accesses of 16
+/// bytes that are four apart.
+CONVT3D_HOST_DEVICE constexpr int first_column(int element, int warp, int lane) {
+  int const row = lane / 4, odd = row % 2;
+  return element == 4 ? warp / 2 * 32 + (warp % 2 * 2 + odd + row / 4 * 4) * 4 + (row & 2)
+                      : warp * 16 + odd * 8 + (row & 6);
+}
+
+/// Where TF32's first word of A lies, from a step's weights on. Columns are in accesses of four, whose number within
+/// 128 bytes the copy engine has XORed with k modulo 8.
+CONVT3D_HOST_DEVICE constexpr uint32_t first_word(int warp, int lane) {
+  int const row = lane / 4, access = warp % 2 * 2 + row / 4 * 4;
+  return static_cast<uint32_t>(warp / 2 * (kStepBytes / 4 * 128) + lane % 4 * 128 + (access ^ lane % 4) * 16 +
+                               row % 4 * 4);
+}
+
+/// Where word `word` of instruction `i` lies: the second row is the next access, the second four k are 512 bytes on.
+CONVT3D_HOST_DEVICE constexpr uint32_t next_word(uint32_t first, int i, int word) {
+  return (first ^ static_cast<uint32_t>(word % 2 * 16 + word / 2 * 64)) +
+         static_cast<uint32_t>(i * 1024 + word / 2 * 512);
+}
+
 /// Whether the voxels of x, samples one after the other, are rows of one matrix.
 constexpr bool rows_of_one_matrix(Problem const& p) {
   Size5 const shape = x_shape(p);

@@ -104,27 +104,14 @@ struct Kernel {
     atom::Of<T>::fma(a, b, sums[I]..., accumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
   }
 
-  /// The first of the two neighbouring columns, of a warpgroup's 64, that a thread ends with.
-  ///
-  /// Of its rows lane / 4 and lane / 4 + 8, two lanes that are neighbours there exchange one each. In TF32 rows are
-  /// columns in an order whose words, of eight rows and four k, lie in 32 banks: four words of two accesses of 16 bytes
-  /// that are four apart.
-  CUTLASS_DEVICE static int first_column(int warp, int lane) {
-    int const row = lane / 4, odd = row % 2;
-    return kWide ? warp / 2 * 32 + (warp % 2 * 2 + odd + row / 4 * 4) * 4 + (row & 2) : warp * 16 + odd * 8 + (row & 6);
-  }
-
-  /// TF32's words of A: this thread's rows of all k of a step, as wgmma wants them. Columns in accesses of four, whose
-  /// number within 128 bytes the copy engine has XORed with k modulo 8.
+  /// TF32's words of A: this thread's rows of all k of a step, as wgmma wants them.
   CUTLASS_DEVICE static void load_weights(uint32_t (&a)[kInstructions][4], uint32_t weights, int warp, int lane) {
-    int const row = lane / 4, access = warp % 2 * 2 + row / 4 * 4;
-    uint32_t const first = weights + static_cast<uint32_t>(warp / 2 * (kDepth * 128) + lane % 4 * 128 +
-                                                           (access ^ lane % 4) * 16 + row % 4 * 4);
+    uint32_t const first = weights + first_word(warp, lane);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kInstructions; ++i) {
       CUTLASS_PRAGMA_UNROLL
-      for (int word = 0; word < 4; ++word) {  // the second row is the next access, the second four k are 512 bytes on
-        uint32_t const at = (first ^ static_cast<uint32_t>(word % 2 * 16 + word / 2 * 64)) + i * 1024 + word / 2 * 512;
+      for (int word = 0; word < 4; ++word) {
+        uint32_t const at = next_word(first, i, word);
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(a[i][word]) : "r"(at) : "memory");
       }
     }
@@ -392,7 +379,8 @@ struct Kernel {
       int now = thread, number = at.tile;
       asm volatile("" : "+r"(now), "+r"(number));
       Tile const of = tile(p, number);
-      int const now_lane = now % 32, column = of.column + now / 128 * kColumns + first_column(now / 32 % 4, now_lane);
+      int const now_lane = now % 32,
+                column = of.column + now / 128 * kColumns + first_column(sizeof(T), now / 32 % 4, now_lane);
       if (column >= p.columns) continue;  // the same for a warp: columns come in whole accesses of 128 bytes
       Column const c = find_column(p, column);
       bool const all = of.position + kPositions <= p.positions;
