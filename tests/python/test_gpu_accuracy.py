@@ -94,7 +94,8 @@ def test_random_calls_near_what_sm90_takes(seed: int, family: Family) -> None:
 def test_activations(activation: str, order: str, family: Family) -> None:
     case = Case(cin=8, cout=16, size=(3, 4, 6), activation=activation, add_order=order, negative_slope=0.2)
     kinds = [{"precision": "ieee"}, {"precision": "tf32"}, *({"dtype": dtype} for dtype in DTYPES[1:])]
-    run_all((replace(case, **kind) for kind in kinds), family, scale=2.0)
+    layouts = [{"input_channels_last": last} for last in (False, True)]
+    run_all((replace(case, **kind, **layout) for kind in kinds for layout in layouts), family, scale=2.0)
 
 
 @families

@@ -37,13 +37,11 @@ struct XHardswishTail {
   }
 };
 
-/// Everything chosen at run time.
+/// Everything, chosen at run time: once for an access or a unit, since the code of all activations at each output is
+/// more than the cache of instructions brings in.
 struct AnyTail {
   static constexpr bool kAnyOrder = true;
   static constexpr bool kLarge = true;
-  CUTLASS_DEVICE static float apply(EpilogueParams const& p, float t) {
-    return apply_activation(p.activation, t, p.negative_slope);
-  }
 };
 
 template <class T, bool kChannelsLast, class Tail>
@@ -343,11 +341,9 @@ struct CollectiveEpilogue {
         float f[kVector];
         Element<T>::unpack(v[k], f);
         // Accumulators of output ow: [4 (ow / 2) + 2 (ow mod 2) + b].
-        CUTLASS_PRAGMA_UNROLL
-        for (int o = 0; o < kVector; ++o) {
-          float const sum = acc[part][2 * (kVector * (first + k) + o) + b];
-          f[o] = tail(p, finish(sum, bias[part], of_columns[o % 2]), f[o]);
-        }
+        tail(p, f, [&](int o) {
+          return finish(acc[part][2 * (kVector * (first + k) + o) + b], bias[part], of_columns[o % 2]);
+        });
         store_shared(row + (((first + k) << 4) ^ swizzle), Element<T>::pack(f));
       }
     }
@@ -374,12 +370,10 @@ struct CollectiveEpilogue {
         float f[kVector];
         Element<T>::unpack(v[i], f);
         // Column 8 j + 2 q + c mod 2 of the accumulator, j = (vector / 2) (parity) + c / 2; row `half`.
-        CUTLASS_PRAGMA_UNROLL
-        for (int c = 0; c < kVector; ++c) {
+        tail(p, f, [&](int c) {
           int const j = kVector / 2 * parity + c / 2;
-          float const sum = acc[(first + i) / 8][4 * j + 2 * half + c % 2];
-          f[c] = tail(p, finish(sum, bias[c], factor[parity]), f[c]);
-        }
+          return finish(acc[(first + i) / 8][4 * j + 2 * half + c % 2], bias[c], factor[parity]);
+        });
         store_shared(base + row_of(first + i) * kRowBytes, Element<T>::pack(f));
       }
     }
@@ -409,10 +403,11 @@ struct CollectiveEpilogue {
       for (int i = 0; i < kPairBatch; ++i) {
         int const at = (first + i) / 2 * 4 + i % 2;
         int const other = at ^ 1;
-        float const low = tail(p, finish(swap ? acc[0][other] : acc[0][at], bias[0], factor), __uint_as_float(v[i].x));
-        float const high =
-            tail(p, finish(swap ? acc[0][other + 2] : acc[0][at + 2], bias[1], factor), __uint_as_float(v[i].y));
-        store_shared(address(first + i), make_uint2(__float_as_uint(low), __float_as_uint(high)));
+        float f[2] = {__uint_as_float(v[i].x), __uint_as_float(v[i].y)};
+        tail(p, f, [&](int half) {
+          return finish(swap ? acc[0][other + 2 * half] : acc[0][at + 2 * half], bias[half], factor);
+        });
+        store_shared(address(first + i), make_uint2(__float_as_uint(f[0]), __float_as_uint(f[1])));
       }
     }
   }
@@ -426,12 +421,21 @@ struct CollectiveEpilogue {
     return sizeof(T) == 2 || kSplit || kGivesBack<T, kChannelsLast> ? fmaf(sum, factor, bias) : sum + bias;
   }
 
-  CUTLASS_DEVICE static float tail(Params const& p, float conv, float add) {
+  /// `values`: from add to the outputs of an access. `convolution(i)` is the value of the `i`-th before it.
+  template <int kCount, class Convolution>
+  CUTLASS_DEVICE static void tail(Params const& p, float (&values)[kCount], Convolution const& convolution) {
     if constexpr (Tail::kAnyOrder) {
-      float const t = Tail::apply(p, p.add_after ? conv : conv + add);
-      return p.add_after ? t + add : t;
+      with_activation(p.activation, [&](auto function) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+          float const conv = convolution(i), add = values[i];
+          float const t = function(p.add_after ? conv : conv + add, p.negative_slope);
+          values[i] = p.add_after ? t + add : t;
+        }
+      });
     } else {
-      return Tail::apply(p, conv + add);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) values[i] = Tail::apply(p, convolution(i) + values[i]);
     }
   }
 };

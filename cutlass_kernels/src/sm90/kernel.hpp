@@ -29,7 +29,8 @@ struct Kernel {
   static constexpr int kThreads = (kGroups + 2) * 128;
   static constexpr int kConsumerRegisters = kSplit           ? 168
                                             : sizeof(T) == 4 ? (kChannelsLast ? 136 : 160)
-                                                             : (kChannelsLast ? 176 : 168);
+                                            : kChannelsLast  ? (Tail::kLarge ? 192 : 176)
+                                                             : (Tail::kLarge ? 176 : 168);
   static constexpr int kIoRegisters = std::is_same_v<T, float> && kChannelsLast ? 48 : 32;
   static constexpr int kLoaderRegisters = 512 - kGroups * kConsumerRegisters - kIoRegisters;
   static_assert(128 * (kGroups * kConsumerRegisters + kLoaderRegisters + kIoRegisters) <= 65536);
@@ -108,7 +109,12 @@ struct Kernel {
         }
       }
     } else if (warp >= kGroups * 4) {
-      cutlass::arch::warpgroup_reg_alloc<kLoaderRegisters>();
+      // Each of the two instructions goes one way only.
+      if constexpr (kLoaderRegisters < 65536 / kThreads) {
+        cutlass::arch::warpgroup_reg_dealloc<kLoaderRegisters>();
+      } else {
+        cutlass::arch::warpgroup_reg_alloc<kLoaderRegisters>();
+      }
       auto flag = [&] { *static_cast<int32_t volatile*>(&shared.suspect) = 1; };
       Mainloop::Loader::load(params.mainloop, params.scheduler, shared.mainloop.full, shared.mainloop.empty,
                              shared.mainloop.tiny, shared.scheduler, stages, shared.x_scale, thread - kGroups * 128,
