@@ -22,6 +22,7 @@ import torch
 import _paths  # noqa: F401 (finds convt3d)
 import plot
 import report
+from convt3d._activations import ACTIVATIONS
 from convt3d._native import KERNEL_ENV, native
 from convt3d.cli.progress import Progress
 from gpu import Gpu
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         rows = select(arguments.rows)
+        if arguments.activation is not None:
+            rows = [row.with_activation(arguments.activation) for row in rows]
         if arguments.list:
             _list(rows)
             return 0
@@ -178,6 +181,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--rows", metavar="PATTERN", help="names or globs, by commas; without a slash they name workloads")
+    add(
+        "--activation",
+        metavar="NAME",
+        choices=tuple(ACTIVATIONS),
+        help=f"behind every row, instead of its own: {', '.join(ACTIVATIONS)}",
+    )
     add("--resume", metavar="FILE", type=Path, help="skip rows that this JSON has already")
     add(
         "--kernel",

@@ -8,7 +8,7 @@ workload, add another one under a new name.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -132,6 +132,11 @@ class Row:
     @property
     def name(self) -> str:
         return f"{self.workload.name}/{self.mode}/{self.layout}"
+
+    def with_activation(self, activation: str) -> Row:
+        """The same row behind another activation, which is then a part of its name."""
+        name = f"{self.workload.name}-{activation}"
+        return replace(self, workload=replace(self.workload, name=name, activation=activation))
 
     @property
     def dtype(self) -> torch.dtype:

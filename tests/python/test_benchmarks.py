@@ -103,6 +103,22 @@ def test_selection() -> None:
             select(bad)
 
 
+def test_rows_behind_another_activation(tiny: list[Row], tmp_path: Path) -> None:
+    assert run.main(["--list", "--activation", "gelu", "--rows", "reference"]) == 0
+    with pytest.raises(SystemExit):
+        run.main(["--list", "--activation", "softmax"])
+    rows = [row.with_activation("gelu") for row in tiny[:1]]
+    assert rows[0].name == "tiny-gelu/ieee/ncdhw" and rows[0].work() == tiny[0].work()
+    inputs = measure.draw(rows[0], "cpu")
+    x, weight, bias, add = (inputs.get(name) for name in ("input", "weight", "bias", "add"))
+    assert x is not None and weight is not None and add is not None
+    t = torch.nn.functional.conv_transpose3d(x, weight, bias, *rows[0].workload.convolution()) + add
+    for contestant in (measure.ours(rows[0]), measure.eager(rows[0])):
+        torch.testing.assert_close(contestant(x, weight, bias, add), torch.nn.functional.gelu(t))
+    assert run.run(StandIn(), [*tiny[:1], *rows], arguments(tmp_path)) == 0
+    assert list(Results.load(tmp_path / "benchmark.json").rows) == [tiny[0].name, rows[0].name]
+
+
 # --- floors and verdicts -----------------------------------------------------------------------------------
 
 
