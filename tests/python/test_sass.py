@@ -53,6 +53,22 @@ def code() -> dict[str, str]:
     return dict(zip(functions[1::2], functions[2::2], strict=True))
 
 
+@pytest.fixture(scope="module")
+def registers() -> dict[str, int]:
+    """Of a thread as a kernel for SM90 starts, by mangled name."""
+    library = built("libconvt3d.so")
+    program, path = disassembler()
+    done = subprocess.run(
+        [program, "-res-usage", "-arch", "sm_90a", str(library)],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return {name: int(count) for name, count in re.findall(r"Function (\S+):\s+REG:(\d+)", done.stdout)}
+
+
 def kernels(code: dict[str, str], family: str) -> dict[str, str]:
     found = {name: sass for name, sass in code.items() if KERNEL_OF[family].match(name)}
     assert found, f"no {family} kernel among {len(code)} functions"
@@ -71,6 +87,21 @@ def test_product_kernels_use_hoppers_units(code: dict[str, str], instruction: st
     """wgmma and tensor-map loads; their outputs go to memory by ordinary stores."""
     without = [name for name, sass in kernels(code, "product").items() if f" {instruction}" not in sass]
     assert without == []
+
+
+def test_registers_are_moved_the_way_the_instruction_goes(
+    code: dict[str, str], registers: dict[str, int]
+) -> None:
+    """setmaxnreg.inc to fewer registers than a thread has, or .dec to more, is an illegal instruction on the GPU, and
+    neither compiler nor assembler says so."""
+    for name, sass in kernels(code, "sm90").items():
+        moves = re.findall(r"USETMAXREG\.(TRY_ALLOC|DEALLOC)\S* (?:UP\d, )?0x([0-9a-f]+)", sass)
+        assert {kind for kind, _ in moves} == {"TRY_ALLOC", "DEALLOC"}, name
+        assert len(moves) == len(re.findall(r"\bUSETMAXREG\b", sass)), name
+        for kind, count in moves:
+            assert (int(count, 16) > registers[name]) == (kind == "TRY_ALLOC") or int(count, 16) == registers[
+                name
+            ], name
 
 
 def test_every_type_has_its_own_wgmma(code: dict[str, str]) -> None:
