@@ -15,6 +15,7 @@
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90_gmma.hpp"
 #include "cutlass/arch/barrier.h"
+#include "sm80/instructions.hpp"
 #include "sm90/cold_path.hpp"
 #include "sm90/collective_mainloop.hpp"
 #include "sm90/product/geometry.hpp"
@@ -111,8 +112,7 @@ struct Kernel {
     for (int i = 0; i < kInstructions; ++i) {
       CUTLASS_PRAGMA_UNROLL
       for (int word = 0; word < 4; ++word) {
-        uint32_t const at = next_word(first, i, word);
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(a[i][word]) : "r"(at) : "memory");
+        a[i][word] = sm80::load_word(next_word(first, i, word));
       }
     }
   }

@@ -347,29 +347,32 @@ struct StreamMainloop {
     }
   }
 
-  /// Whether a sum is nan (or infinite, which does no harm: y decides in the end).
+  /// Whether a sum is nan (or infinite, which does no harm: y decides in the end). In parts a nan of x reaches every
+  /// weight row, so one of a thread's two tells.
   CUTLASS_DEVICE static bool holds_nan(Accumulators const& acc) {
+    constexpr bool kOneOfTwo = std::is_same_v<T, SplitFloat>;
+    constexpr int kCount = kOneOfTwo ? kRegisters / 2 : kRegisters;
+    auto const at = [](int i) { return kOneOfTwo ? i / 2 * 4 + i % 2 : i; };
     // First as little as can tell: what is not finite makes products of two and their sum not finite either. So do huge
     // sums, which are looked at again.
     float any[8] = {};  // several, as each waits for its own last term
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRegisters; ++i) any[i % 8] = fmaf(acc[0][i], acc[1][i], any[i % 8]);
+    for (int i = 0; i < kCount; ++i) any[i % 8] = fmaf(acc[0][at(i)], acc[1][at(i)], any[i % 8]);
     if (is_finite(any)) return false;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 8; ++i) any[i] = 0.f;
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 2 * kRegisters; ++i) any[i % 8] = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, any[i % 8]);
+    for (int i = 0; i < 2 * kCount; ++i) any[i % 8] = fmaf(acc[i / kCount][at(i % kCount)], 0.f, any[i % 8]);
     return !is_finite(any);
   }
 
- protected:
+ private:
   /// Of their sum.
   CUTLASS_DEVICE static bool is_finite(float const (&v)[8]) {
     float const sum = (v[0] + v[1]) + (v[2] + v[3]) + ((v[4] + v[5]) + (v[6] + v[7]));
     return fabsf(sum) <= 3.402823466e38f;
   }
 
- private:
   template <size_t... I>
   CUTLASS_DEVICE static void fma(uint64_t a, uint64_t b, float (&acc)[kRegisters], bool accumulate,
                                  std::index_sequence<I...>) {

@@ -17,7 +17,6 @@ namespace convt3d::sm90::stream {
 template <int kWidth>
 struct PartsMainloop : StreamMainloop<SplitFloat, kWidth> {
   using Base = StreamMainloop<SplitFloat, kWidth>;
-  using Base::is_finite;
   using Base::kRegisters;
   using Base::pass;
   using typename Base::Accumulators;
@@ -118,26 +117,6 @@ struct PartsMainloop : StreamMainloop<SplitFloat, kWidth> {
     if (factor == 1.0f) return;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 2 * kRegisters; ++i) acc[i / kRegisters][i % kRegisters] *= factor;
-  }
-
-  /// Whether a sum is nan (or infinite, which does no harm: y decides in the end). A nan of x reaches every weight row,
-  /// so one of a thread's two tells.
-  CUTLASS_DEVICE static bool holds_nan(Accumulators const& acc) {
-    float any[8] = {};
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRegisters; ++i) {
-      float& sum = any[i % 2 + i / 4 % 4 * 2];
-      if (i % 4 < 2) sum = fmaf(acc[0][i], acc[1][i], sum);
-    }
-    if (is_finite(any)) return false;  // as in StreamMainloop
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 8; ++i) any[i] = 0.f;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 2 * kRegisters; ++i) {
-      float& sum = any[i % 2 + i / 4 % 4 * 2];
-      if (i % 4 < 2) sum = fmaf(acc[i / kRegisters][i % kRegisters], 0.f, sum);
-    }
-    return !is_finite(any);
   }
 
  private:

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "sm80/instructions.hpp"
 #include "sm90/collective_epilogue.hpp"
 #include "sm90/stream/forms.hpp"
 #include "sm90/stream/shift.hpp"
@@ -13,12 +14,9 @@ namespace convt3d::sm90::stream {
 
 // Four matrices of 8 x 8 elements of 16 bits, transposed: each lane gives the address of a row of 16 bytes.
 CUTLASS_DEVICE uint4 load_matrices(uint32_t address) {
-  uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
+  uint32_t v[4];
+  sm80::load_matrices_transposed(v, address);
+  return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
 CUTLASS_DEVICE void store_matrices(uint32_t address, uint4 const& v) {
@@ -190,6 +188,19 @@ struct UnitUpdate {
   /// wgmma's accumulator of W position `j`, accumulator half (channel) and H position 2 (lane % 4) + b.
   CUTLASS_DEVICE static constexpr int accumulator(int j, int half, int b) { return 4 * j + 2 * half + b; }
 
+  /// Calls `use` for each batch of accesses and, where they read add, `load` before it or a batch ahead. (rows_along_w
+  /// has this loop in itself: with its shifts the compiler makes other code of it.)
+  template <bool kReads, int kBatches, class Load, class Use>
+  CUTLASS_DEVICE static void in_batches(Load const& load, Use const& use) {
+    if (kReads && kReadsAhead) load(0);
+    CUTLASS_PRAGMA_UNROLL
+    for (int batch = 0; batch < kBatches; ++batch) {
+      if (kReads && !kReadsAhead) load(batch);
+      if (kReads && kReadsAhead && batch + 1 < kBatches) load(batch + 1);
+      use(batch);
+    }
+  }
+
   template <int kSub, bool kShift, int kCount, class Source, class Finish>
   CUTLASS_DEVICE static void rows_along_w(uint32_t unit, int lane, Channels const& channels, Source source,
                                           Finish const& finish, Shift<T> const& rows, int part,
@@ -230,7 +241,7 @@ struct UnitUpdate {
         if (kReadsAhead && first + kBatch < kRowVectors) {
           next = v[(i + 1) % 2][0].x;
         } else if (kCount < kWidth && part + 1 < kWidth / kCount) {
-          next = load_word(vector(i / kPerRow, kRowVectors));
+          next = sm80::load_word(vector(i / kPerRow, kRowVectors));
         }
         shift(elements, next, rows.selector[half]);
       }
@@ -247,12 +258,6 @@ struct UnitUpdate {
         store_shared(address(i, k), Element<T>::pack(f));
       }
     }
-  }
-
-  CUTLASS_DEVICE static uint32_t load_word(uint32_t address) {
-    uint32_t v;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-    return v;
   }
 
   template <bool kReads, class Finish>
@@ -292,11 +297,7 @@ struct UnitUpdate {
                                           : make_uint2(channels.add[0], channels.add[1]);
       }
     };
-    if (kReads && kReadsAhead) load(0);
-    CUTLASS_PRAGMA_UNROLL
-    for (int batch = 0; batch < kBatches; ++batch) {
-      if (kReads && !kReadsAhead) load(batch);
-      if (kReads && kReadsAhead && batch + 1 < kBatches) load(batch + 1);
+    in_batches<kReads, kBatches>(load, [&](int batch) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kBatch; ++i) {
         int const index = batch * kBatch + i;
@@ -313,7 +314,7 @@ struct UnitUpdate {
         }
         store_shared(address(index), make_uint2(__float_as_uint(f[0]), __float_as_uint(f[1])));
       }
-    }
+    });
   }
 
   /// NDHWC, 16-bit types: the instructions that move matrices of 8 x 8 from and to rows of 16 bytes, in which a thread
@@ -340,11 +341,7 @@ struct UnitUpdate {
             in_unit(source) ? load_matrices(address(batch, k)) : make_uint4(flat[0], flat[1], flat[0], flat[1]);
       }
     };
-    if (kReads && kReadsAhead) load(0);
-    CUTLASS_PRAGMA_UNROLL
-    for (int batch = 0; batch < kBatches; ++batch) {
-      if (kReads && !kReadsAhead) load(batch);
-      if (kReads && kReadsAhead && batch + 1 < kBatches) load(batch + 1);
+    in_batches<kReads, kBatches>(load, [&](int batch) {
       CUTLASS_PRAGMA_UNROLL
       for (int k = 0; k < kBatch; ++k) {
         float f[8] = {};
@@ -357,7 +354,7 @@ struct UnitUpdate {
         }
         store_matrices(address(batch, k), Element<T>::pack(f));
       }
-    }
+    });
   }
 };
 
