@@ -25,48 +25,38 @@ KERNEL_OF = {
 }
 
 
-def disassembler() -> tuple[str, str]:
-    """cuobjdump and a PATH on which it finds nvdisasm."""
+def disassemble(option: str) -> str:
+    """What cuobjdump prints of the library's code for SM90."""
+    library = built("libconvt3d.so")
     packages = Path(sysconfig.get_path("purelib")) / "nvidia"
     folders = [*(str(p) for p in packages.glob("*/bin")), "/usr/local/cuda/bin", os.environ.get("PATH", "")]
     path = os.pathsep.join(folders)
     program = shutil.which("cuobjdump", path=path)
     if program is None or shutil.which("nvdisasm", path=path) is None:
         missing("cuobjdump and nvdisasm are not installed")
-    return program, path
-
-
-@pytest.fixture(scope="module")
-def code() -> dict[str, str]:
-    """SASS for SM90 by mangled kernel name."""
-    library = built("libconvt3d.so")
-    program, path = disassembler()
     done = subprocess.run(
-        [program, "-sass", "-arch", "sm_90a", str(library)],
+        [program, option, "-arch", "sm_90a", str(library)],
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
         timeout=600,
         check=True,
     )
-    functions = re.split(r"^\s*Function : (\S+)\s*$", done.stdout, flags=re.MULTILINE)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def code() -> dict[str, str]:
+    """SASS by mangled kernel name."""
+    functions = re.split(r"^\s*Function : (\S+)\s*$", disassemble("-sass"), flags=re.MULTILINE)
     return dict(zip(functions[1::2], functions[2::2], strict=True))
 
 
 @pytest.fixture(scope="module")
 def registers() -> dict[str, int]:
-    """Of a thread as a kernel for SM90 starts, by mangled name."""
-    library = built("libconvt3d.so")
-    program, path = disassembler()
-    done = subprocess.run(
-        [program, "-res-usage", "-arch", "sm_90a", str(library)],
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    return {name: int(count) for name, count in re.findall(r"Function (\S+):\s+REG:(\d+)", done.stdout)}
+    """Of a thread as a kernel starts, by mangled name."""
+    usage = re.findall(r"Function (\S+):\s+REG:(\d+)", disassemble("-res-usage"))
+    return {name: int(count) for name, count in usage}
 
 
 def kernels(code: dict[str, str], family: str) -> dict[str, str]:
