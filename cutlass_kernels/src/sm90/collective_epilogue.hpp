@@ -14,13 +14,12 @@
 
 namespace convt3d::sm90 {
 
-// A tail is the activation as the epilogue applies it. kAnyOrder: add_order may be "after"; otherwise it is "before".
-// kLarge: much code or many registers in every place it is inlined.
+// A tail is the activation as the epilogue applies it. kAny: all activations, and add_order may be "after"; otherwise it
+// is "before".
 
 /// none, relu and leaky_relu: t above zero and a multiple of t below.
 struct LinearTail {
-  static constexpr bool kAnyOrder = false;
-  static constexpr bool kLarge = false;
+  static constexpr bool kAny = false;
   CUTLASS_DEVICE static float apply(EpilogueParams const& p, float t) {
     float const below = p.activation == CONVT3D_ACT_RELU ? 0.f : t * p.slope_below;  // relu of -inf is 0, not nan
     return t < 0.f ? below : t;
@@ -30,23 +29,25 @@ struct LinearTail {
 /// t * hardswish(t) in three instructions: clamp(t + 3, 0, 6) / 6 is one saturating fma. It differs from the exact
 /// value by 2^-25 of t^2 at most, and gives nan for nan and -inf as the plain form does.
 struct XHardswishTail {
-  static constexpr bool kAnyOrder = false;
-  static constexpr bool kLarge = false;
+  static constexpr bool kAny = false;
   CUTLASS_DEVICE static float apply(EpilogueParams const&, float t) {
     return t * (t * __saturatef(fmaf(t, 1.0f / 6.0f, 0.5f)));
   }
 };
 
-/// Everything, chosen at run time: once for an access or a unit, since the code of all activations at each output is
-/// more than the cache of instructions brings in.
+/// Everything, chosen at run time, once for a unit.
 struct AnyTail {
-  static constexpr bool kAnyOrder = true;
-  static constexpr bool kLarge = true;
+  static constexpr bool kAny = true;
 };
+
+template <class Epilogue>
+struct AnyUpdate;  // any_update.hpp
 
 template <class T, bool kChannelsLast, class Tail>
 struct CollectiveEpilogue {
+  using Type = T;
   using Params = EpilogueParams;
+  static constexpr bool kLast = kChannelsLast;
   static constexpr bool kSplit = std::is_same_v<T, SplitFloat>;
   static constexpr int kVector = Element<T>::kVector;
   static constexpr bool kPairs = kChannelsLast && !kPositionsFirst<T, kChannelsLast>;  // accumulators of two channels
@@ -55,7 +56,7 @@ struct CollectiveEpilogue {
   static constexpr int kRowBytes = kChannelsLast || sizeof(T) == 2 ? 64 : 128;
   static constexpr int kMaps = kChannelsLast ? 2 : 4;  // where they are not merged
   /// Reads of a unit before the arithmetic: as many as registers allow beside the accumulators.
-  static constexpr int kBatch = sizeof(T) == 4 ? (Tail::kLarge ? 4 : 8) : (Tail::kLarge ? 1 : 4);
+  static constexpr int kBatch = sizeof(T) == 4 ? 8 : 4;
   /// Channels whose bias a thread holds.
   static constexpr int kChannels = kPairs ? 2 : kChannelsLast ? kVector : kParts;
   static constexpr int kChannelStep = kChannelsLast ? 1 : 4;
@@ -294,13 +295,15 @@ struct CollectiveEpilogue {
   }
 
   /// One warp's unit: unit += factor acc + bias, activation, in place. The factor is that of the (H, W) parity; the
-  /// same for all in ieee mode, not looked at in tf32 mode and NCDHW.
+  /// same for all in ieee mode, not looked at in tf32 mode and NCDHW. AnyTail leaves nothing of `acc`.
   CUTLASS_DEVICE static void update(Params const& p, SharedStorage& shared, unsigned char* ring, UnitState slot,
                                     int lane, float const (&bias)[kChannels], float const (&factor)[4],
-                                    FlatAdd const& flat, Accumulators const& acc) {
+                                    FlatAdd const& flat, Accumulators& acc) {
     wait_full(shared, slot);
     uint32_t const unit = cute::cast_smem_ptr_to_uint(ring) + slot.slot * kUnitBytes;
-    if constexpr (kPairs) {
+    if constexpr (Tail::kAny) {
+      AnyUpdate<CollectiveEpilogue>::unit(p, unit, lane, bias, factor, flat, acc);
+    } else if constexpr (kPairs) {
       update_pairs(p, unit, lane, bias, factor[0], flat, acc);
     } else if constexpr (kChannelsLast) {
       update_ndhwc(p, unit, lane, bias, factor, flat, acc);
@@ -379,35 +382,49 @@ struct CollectiveEpilogue {
     }
   }
 
+  /// Where a thread's pairs of channels are in a unit, and their sums.
+  struct Pairs {
+    // Rows of even and of odd H positions share no bank, so lanes of odd columns take their odd row first. The swizzle
+    // XORs the chunk with half the row's number, of which lane % 4 alone counts.
+    bool swap;
+    uint32_t base[2];
+
+    CUTLASS_DEVICE Pairs(uint32_t unit, int lane) : swap(lane % 2 != 0) {
+      uint32_t const even =
+          unit + unit_row_pairs(lane, 0, 0) * kRowBytes + ((lane / 8 ^ lane % 4) << 4) + lane / 4 % 2 * 8;
+      base[0] = swap ? even + kRowBytes : even;
+      base[1] = swap ? even : even + kRowBytes;
+    }
+    /// `index`: W position, row.
+    CUTLASS_DEVICE uint32_t address(int index) const {
+      return base[index % 2] + unit_row_pairs(0, index / 2, 0) * kRowBytes;
+    }
+    template <int kCount>
+    CUTLASS_DEVICE float sum(float const (&sums)[kCount], int index, int half) const {
+      int const at = index / 2 * 4 + index % 2 + 2 * half;
+      return swap ? sums[at ^ 1] : sums[at];
+    }
+  };
+
   /// Two neighbouring channels of one output after the other.
   CUTLASS_DEVICE static void update_pairs(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
                                           float factor, FlatAdd const& flat, Accumulators const& acc) {
     static_assert(kRowBytes == 64);
     constexpr int kPairBatch = 2 * kBatch;
-    // Rows of even and of odd H positions share no bank, so lanes of odd columns take their odd row first. The swizzle
-    // XORs the chunk with half the row's number, of which lane % 4 alone counts.
-    bool const swap = lane % 2 != 0;
-    uint32_t const even =
-        unit + unit_row_pairs(lane, 0, 0) * kRowBytes + ((lane / 8 ^ lane % 4) << 4) + lane / 4 % 2 * 8;
-    uint32_t const base[2] = {swap ? even + kRowBytes : even, swap ? even : even + kRowBytes};
-    auto address = [&](int index) { return base[index % 2] + unit_row_pairs(0, index / 2, 0) * kRowBytes; };
+    Pairs const at(unit, lane);
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < 2 * kTileW; first += kPairBatch) {  // W position, row
       uint2 v[kPairBatch];
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kPairBatch; ++i) {
-        v[i] = p.add_mode == AddMode::kTile ? load_shared_pair(address(first + i))
+        v[i] = p.add_mode == AddMode::kTile ? load_shared_pair(at.address(first + i))
                                             : make_uint2(flat.word[0], flat.word[1]);
       }
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kPairBatch; ++i) {
-        int const at = (first + i) / 2 * 4 + i % 2;
-        int const other = at ^ 1;
         float f[2] = {__uint_as_float(v[i].x), __uint_as_float(v[i].y)};
-        tail(p, f, [&](int half) {
-          return finish(swap ? acc[0][other + 2 * half] : acc[0][at + 2 * half], bias[half], factor);
-        });
-        store_shared(address(first + i), make_uint2(__float_as_uint(f[0]), __float_as_uint(f[1])));
+        tail(p, f, [&](int half) { return finish(at.sum(acc[0], first + i, half), bias[half], factor); });
+        store_shared(at.address(first + i), make_uint2(__float_as_uint(f[0]), __float_as_uint(f[1])));
       }
     }
   }
@@ -424,19 +441,8 @@ struct CollectiveEpilogue {
   /// `values`: from add to the outputs of an access. `convolution(i)` is the value of the `i`-th before it.
   template <int kCount, class Convolution>
   CUTLASS_DEVICE static void tail(Params const& p, float (&values)[kCount], Convolution const& convolution) {
-    if constexpr (Tail::kAnyOrder) {
-      with_activation(p.activation, [&](auto function) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) {
-          float const conv = convolution(i), add = values[i];
-          float const t = function(p.add_after ? conv : conv + add, p.negative_slope);
-          values[i] = p.add_after ? t + add : t;
-        }
-      });
-    } else {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) values[i] = Tail::apply(p, convolution(i) + values[i]);
-    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) values[i] = Tail::apply(p, convolution(i) + values[i]);
   }
 };
 

@@ -9,6 +9,7 @@
 
 #include "cutlass/arch/reg_reconfig.h"
 #include "dependent_launch.hpp"
+#include "sm90/any_update.hpp"
 #include "sm90/cold_path.hpp"
 #include "sm90/collective_epilogue.hpp"
 #include "sm90/collective_mainloop.hpp"
@@ -29,8 +30,8 @@ struct Kernel {
   static constexpr int kThreads = (kGroups + 2) * 128;
   static constexpr int kConsumerRegisters = kSplit           ? 168
                                             : sizeof(T) == 4 ? (kChannelsLast ? 136 : 160)
-                                            : kChannelsLast  ? (Tail::kLarge ? 192 : 176)
-                                                             : (Tail::kLarge ? 176 : 168);
+                                            : Tail::kAny     ? 184
+                                                             : (kChannelsLast ? 176 : 168);
   static constexpr int kIoRegisters = std::is_same_v<T, float> && kChannelsLast ? 48 : 32;
   static constexpr int kLoaderRegisters = 512 - kGroups * kConsumerRegisters - kIoRegisters;
   static_assert(128 * (kGroups * kConsumerRegisters + kLoaderRegisters + kIoRegisters) <= 65536);

@@ -41,8 +41,7 @@ struct XHardswish {
 
 /// These, chosen at run time, as a tail (collective_epilogue.hpp).
 struct CommonTail {
-  static constexpr bool kAnyOrder = false;
-  static constexpr bool kLarge = false;
+  static constexpr bool kAny = false;
 };
 
 /// Calls `function` with the form of a common activation (tile_width.hpp).

@@ -40,14 +40,14 @@ struct Kernel {
   /// way; otherwise behind everything, for registers are too few. Its number has been published by then: before the
   /// unit of this item that would find the ring full of those before it.
   enum class Look { kWithProducts, kBetweenUnits, kBehind };
-  static constexpr Look kLook = Tail::kLarge     ? Look::kBehind
+  static constexpr Look kLook = Tail::kAny     ? Look::kBehind
                                 : sizeof(T) == 2 ? Look::kWithProducts
                                 : kSplit         ? Look::kBetweenUnits
                                                  : Look::kBehind;
   static_assert(Epilogue::kPublishes < kSmallestRing);
   /// Whether sums are set to zero first, which the products do by themselves: without it the compiler does not see that
   /// nothing reads them meanwhile (C7514).
-  static constexpr bool kZeroes = Tail::kLarge && sizeof(T) == 2;
+  static constexpr bool kZeroes = Tail::kAny && sizeof(T) == 2;
   static constexpr int kScheduleReaders = kGroups * 4 + 2;  // warps: consumers, weights, x
 
   /// What the outputs of an item need from memory beside its products and add.

@@ -40,7 +40,7 @@ struct UnitUpdate {
   static constexpr bool kScaled = kSplit || sizeof(T) == 2;
   /// Whether a thread reads from its unit while it works on the batch before. Not in ieee mode, where that was no
   /// faster, nor in parts, for which registers are too few.
-  static constexpr bool kReadsAhead = !kSplit && !Tail::kLarge;
+  static constexpr bool kReadsAhead = !kSplit && !Tail::kAny;
 
   /// Bias, and what stands in for add where it is not loaded, of a thread's two channels.
   struct Channels {
@@ -72,7 +72,7 @@ struct UnitUpdate {
       for (int half = 0; half < 2; ++half) {
         v.bias[half] = value_of(bias[half]);
         v.add[half] = sizeof(T) == 4 ? add[half] : add[half] | add[half] << 16;
-        if constexpr (!Tail::kAnyOrder) v.bias[half] += value_of(add[half]);
+        if constexpr (!Tail::kAny) v.bias[half] += value_of(add[half]);
       }
       return v;
     }
@@ -82,7 +82,7 @@ struct UnitUpdate {
   template <int kSub>
   CUTLASS_DEVICE static void unit(Params const& p, uint32_t unit, int lane, Channels const& channels, bool tile,
                                   Accumulators& acc) {
-    if constexpr (Tail::kAnyOrder) {
+    if constexpr (Tail::kAny) {
       with_activation(p.activation, [&](auto function) {
         FinishAny<decltype(function)> const finish{function, p.negative_slope, p.add_after != 0};
         in_parts<kSub, false>(unit, lane, channels, Either{tile}, finish, Shift<T>{}, acc);
@@ -105,7 +105,7 @@ struct UnitUpdate {
                                           Shift<T> const& rows, Accumulators& acc) {
     if constexpr (sizeof(T) != 2 || kChannelsLast || kWidth != kTileW) {
       return;
-    } else if constexpr (Tail::kAnyOrder) {
+    } else if constexpr (Tail::kAny) {
       with_activation(p.activation, [&](auto function) {
         FinishAny<decltype(function)> const finish{function, p.negative_slope, p.add_after != 0};
         in_parts<kSub, true>(unit, lane, channels, InUnit{}, finish, rows, acc);
