@@ -56,9 +56,9 @@ inline double error_factor(Problem const& p) {
   return uses_tf32(p) ? kErrorFactorTf32 : kErrorFactorIeee;
 }
 
-/// u: what the fp32 function itself may be off, from the maximum errors in the CUDA C++ Programming Guide (erfcf 4 ulp,
-/// expf and tanhf 2, expm1f 1) and one rounding of each product or quotient around it. gelu_tanh has eight of these,
-/// five in its argument: at its minimum, where nothing of the sum's error comes through, they make 3.6 ulp.
+/// u: what the fp32 function itself may be off, from elementary.hpp (gelu 4 ulp), the maximum errors in the CUDA C++
+/// Programming Guide (expf and tanhf 2) and one rounding of each product or quotient around it. gelu_tanh has eight of
+/// these, five in its argument: at its minimum, where nothing of the sum's error comes through, they make 3.6 ulp.
 inline double function_ulps(int32_t activation) {
   return activation == CONVT3D_ACT_GELU || activation == CONVT3D_ACT_GELU_TANH ? 6 : 2;
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <set>
 #include <string>
@@ -43,6 +45,27 @@ TEST_P(Activation, EqualsTheDefinitionInDouble) {
     double const underflow = std::max(std::abs(static_cast<double>(t)), 1.0) * 0x1p-149;
     ASSERT_NEAR(apply_activation(GetParam(), t, slope), exact, 4 * unit + 4 * argument + underflow) << "t = " << t;
   }
+}
+
+// In units of 2^-23 of the exact value, over all magnitudes for which it is a normal number.
+TEST(Elementary, IsWithinAFewUnitsOfTheExactValue) {
+  double normal = 0, expm1 = 0;
+  for (uint32_t bits = 0x00800000u; bits < 0x41a00000u; bits += 1237) {  // to 20
+    for (float t : {bits_to_float(bits), -bits_to_float(bits)}) {
+      double const phi = 0.5 * std::erfc(-t * std::sqrt(0.5));
+      if (phi > 0x1p-125) normal = std::max(normal, std::abs(normal_distribution(t) / phi - 1) * 0x1p23);
+      if (t < 0) {
+        expm1 = std::max(expm1, std::abs(expm1_of_negative(t) / std::expm1(static_cast<double>(t)) - 1) * 0x1p23);
+      }
+    }
+  }
+  EXPECT_GT(normal, 0.5);  // something was compared
+  EXPECT_LT(normal, 4.0);
+  EXPECT_GT(expm1, 0.25);
+  EXPECT_LT(expm1, 1.0);
+  EXPECT_EQ(expm1_of_negative(-kInfinity), -1.0f);
+  EXPECT_EQ(normal_distribution(kInfinity), 1.0f);
+  EXPECT_EQ(normal_distribution(-kInfinity), 0.0f);
 }
 
 TEST_P(Activation, NanInNanOut) { EXPECT_TRUE(std::isnan(apply_activation(GetParam(), kNan, 0.01f))); }

@@ -199,7 +199,10 @@ TEST(PatchChoice, ByMeasurement) {
   Problem const wide = expansion(128, 64, {2, 2, 2}, {64, 64, 64}, Layout::kNcdhw);
   EXPECT_TRUE(chosen(wide, 90));
   EXPECT_FALSE(faster_than_sm90(wide));
-  EXPECT_TRUE(faster_than_sm90(expansion(64, 32, {2, 2, 2}, {64, 64, 64}, Layout::kNcdhw)));
+  Problem halves = expansion(64, 32, {2, 2, 2}, {64, 64, 64}, Layout::kNcdhw);
+  EXPECT_TRUE(faster_than_sm90(halves));
+  halves.activation = CONVT3D_ACT_GELU;
+  EXPECT_FALSE(faster_than_sm90(halves));
   EXPECT_FALSE(faster_than_sm90(expansion(64, 32, {2, 2, 2}, {64, 64, 64}, Layout::kNdhwc)));
   EXPECT_FALSE(faster_than_sm90(expansion(64, 32, {2, 2, 2}, {64, 64, 64}, Layout::kNcdhw, CONVT3D_F16)));
   EXPECT_TRUE(faster_than_sm90(expansion(32, 3, {2, 2, 2}, {64, 64, 64}, Layout::kNdhwc, CONVT3D_F16)));

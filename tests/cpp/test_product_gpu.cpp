@@ -80,10 +80,10 @@ TEST_P(Product, TilesOneAfterTheOther) {
 }
 
 TEST_P(Product, Tails) {
-  for (int32_t activation : {CONVT3D_ACT_NONE, CONVT3D_ACT_RELU, CONVT3D_ACT_LEAKY_RELU}) {
+  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
     for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
       for (int parts = 0; parts < 4; ++parts) {
-        Problem p = problem({2, 40, 16, {3, 4, 5}, kHalves});
+        Problem p = problem({2, 40, 16, {3, 4, parts % 2 ? 5 : 32}, kHalves});
         p.activation = activation;
         p.add_order = order;
         p.has_bias = parts % 2;

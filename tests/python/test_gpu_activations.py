@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every activation, order and kind of add where the sm90 family keeps the weights in shared memory, against float64."""
+"""All activations, orders and kinds of add where the weights stay in shared memory, against float64."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MODES: dict[str, dict[str, Any]] = {
     "fp16": {"dtype": torch.float16},
     "bf16": {"dtype": torch.bfloat16},
 }
-# Strides of 2, channels in steps of 8 and rows that the copy engine moves: the resident kernel takes them. Tiles of
-# 16 x 8 positions and classes of 16 or 32 channels, the last ones of both not full.
+# Strides of 2, channels in steps of 8 and rows that the copy engine moves: the resident kernel takes them.
+# Tiles of 16 x 8 positions and classes of 16 or 32 channels, the last ones of both not full.
 KERNELS: tuple[dict[str, Any], ...] = ({}, K2S2, K4S2)
 
 

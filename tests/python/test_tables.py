@@ -126,7 +126,8 @@ def test_the_other_kinds(tables: Any) -> None:
     line = tables.networks(networks).splitlines()[-1]
     assert line == "| unet | 1, 3 of 4 | 12 % | 3.00 → 2.00 (1.50) | 7e-07 | 1.6e-03 → 1.5e-03 |"
     compiled = {**MACHINE, "networks": {"unet": {
-        "ms": {"fp16-compiled": [1.0, 0.8]},
+        "ms": {"fp16-compiled": [1.0, 1.1]},
+        "gain": {"fp16-compiled": {"pairs": 9, "wall": [0.2, 0.01], "host": [0.0, 0.01], "gpu": [0.2, 0.0]}},
         "compiled_error": {"fp16-compiled": {"before": 1e-3, "after": 1e-3}},
     }}}  # fmt: skip
     both = tables.merged_networks(networks, compiled)

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "convt3d/convt3d.h"
+#include "convt3d/elementary.hpp"
 #include "convt3d/host_device.hpp"
 
 namespace convt3d {
@@ -20,7 +21,7 @@ namespace activation {
 /// 1 / (1 + exp(-t)). The exponential never overflows and nothing cancels, on either side.
 CONVT3D_HOST_DEVICE float stable_sigmoid(float t) {
   float const e = expf(-fabsf(t));
-  return (t < 0.0f ? e : 1.0f) / (1.0f + e);
+  return quotient(t < 0.0f ? e : 1.0f, 1.0f + e);
 }
 
 /// t
@@ -42,15 +43,12 @@ struct LeakyRelu {
 
 /// t where t > 0, exp(t) - 1 elsewhere (alpha = 1).
 struct Elu {
-  CONVT3D_HOST_DEVICE float operator()(float t, float) const { return t > 0.0f ? t : expm1f(t); }
+  CONVT3D_HOST_DEVICE float operator()(float t, float) const { return t > 0.0f ? t : expm1_of_negative(t); }
 };
 
-/// t * (1 + erf(t / sqrt(2))) / 2, the exact form. erfc(-z) is 1 + erf(z) without its cancellation at z < 0.
+/// t * (1 + erf(t / sqrt(2))) / 2, the exact form, without its cancellation below zero.
 struct Gelu {
-  CONVT3D_HOST_DEVICE float operator()(float t, float) const {
-    constexpr float kSqrtHalf = 0.70710678118654752440f;
-    return 0.5f * t * erfcf(-t * kSqrtHalf);
-  }
+  CONVT3D_HOST_DEVICE float operator()(float t, float) const { return t * normal_distribution(t); }
 };
 
 /// t * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) * (t + 0.044715 t^3); equal to t * sigmoid(2 u).

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "convt3d/activation.hpp"
 #include "cutlass/array.h"
 #include "cutlass/numeric_conversion.h"
+#include "sm80/activate.hpp"
 #include "sm80/row_table.hpp"
 
 namespace convt3d::sm80 {
@@ -29,8 +29,7 @@ struct TileContext {
   int column_begin;
 };
 
-// act(acc + bias + add), or act(acc + bias) + add, over a fragment. The switch over the activation stands outside the
-// loop over elements.
+// act(acc + bias + add), or act(acc + bias) + add, over a fragment.
 template <int kCount, class Values, class Bias, class Add>
 CUTLASS_DEVICE void apply_tail(TailParams const& tail, Values& acc, Bias const& bias, Add const& add) {
   CUTLASS_PRAGMA_UNROLL
@@ -39,10 +38,7 @@ CUTLASS_DEVICE void apply_tail(TailParams const& tail, Values& acc, Bias const& 
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) acc[i] += add[i];
   }
-  with_activation(tail.activation, [&](auto act) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) acc[i] = act(acc[i], tail.negative_slope);
-  });
+  activate<kCount>(tail.activation, tail.negative_slope, acc);
   if (tail.add_after) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) acc[i] += add[i];

@@ -73,8 +73,7 @@ struct AnyUpdate {
     };
     CUTLASS_PRAGMA_UNROLL
     for (int b = 0; b < kStepVectors; ++b) {
-      uint4 const v =
-          p.add_mode == AddMode::kTile ? load_shared(address(b)) : make_uint4(word, word, word, word);
+      uint4 const v = p.add_mode == AddMode::kTile ? load_shared(address(b)) : make_uint4(word, word, word, word);
       float f[kVector];
       Element<T>::unpack(v, f);
       CUTLASS_PRAGMA_UNROLL
@@ -97,9 +96,8 @@ struct AnyUpdate {
     auto address = [&](int half) { return base + unit_row_ndhwc(0, 0, half, 0, 0) * kRowBytes; };
     CUTLASS_PRAGMA_UNROLL
     for (int half = 0; half < kStepVectors; ++half) {
-      uint4 const v = p.add_mode == AddMode::kTile
-                          ? load_shared(address(half))
-                          : make_uint4(flat.word[0], flat.word[1], flat.word[2], flat.word[3]);
+      uint4 const v = p.add_mode == AddMode::kTile ? load_shared(address(half))
+                                                   : make_uint4(flat.word[0], flat.word[1], flat.word[2], flat.word[3]);
       float f[kVector];
       Element<T>::unpack(v, f);
       CUTLASS_PRAGMA_UNROLL

@@ -14,8 +14,8 @@
 
 namespace convt3d::sm90 {
 
-// A tail is the activation as the epilogue applies it. kAny: all activations, and add_order may be "after"; otherwise it
-// is "before".
+// A tail is the activation as the epilogue applies it. kAny: all activations, and add_order may be "after"; otherwise
+// it is "before".
 
 /// none, relu and leaky_relu: t above zero and a multiple of t below.
 struct LinearTail {

@@ -11,8 +11,8 @@
 
 #include <type_traits>
 
-#include "convt3d/activation.hpp"
 #include "convt3d/numerics.hpp"
+#include "sm80/activate.hpp"
 #include "sm80/instructions.hpp"
 #include "sm80/patch/memory.hpp"
 #include "sm80/patch/params.hpp"
@@ -219,33 +219,6 @@ __device__ float exact_sum(Params const& p, int position, int unit, int element)
 
 // ---- the tail -------------------------------------------------------------------------------------------------------
 
-/// Out of line: the longer ones would be most of the kernel. A call costs registers, so quick kernels have none.
-static __device__ __noinline__ float activate_one(int code, float value, float negative_slope) {
-  return apply_activation(code, value, negative_slope);
-}
-
-template <bool kQuick, int kCount>
-__device__ void activate(Params const& p, float (&value)[kCount]) {
-  auto const each = [&](auto act) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) value[i] = act(value[i], p.negative_slope);
-  };
-  switch (p.activation) {
-    case CONVT3D_ACT_NONE:
-      return;
-    case CONVT3D_ACT_RELU:
-      return each(activation::Relu{});
-    case CONVT3D_ACT_LEAKY_RELU:
-      return each(activation::LeakyRelu{});
-    case CONVT3D_ACT_HARDSWISH:
-      return each(activation::Hardswish{});
-    case CONVT3D_ACT_X_HARDSWISH:
-      return each(activation::XHardswish{});
-    default:
-      if constexpr (!kQuick) each([&](float v, float slope) { return activate_one(p.activation, v, slope); });
-  }
-}
-
 /// A group's outputs of the tile.
 template <class K, class AddOf>
 __device__ void finish(Params const& p, int first, typename K::Sums const& sums, UnitPlace<K::F::kUnit> const& unit,
@@ -263,7 +236,7 @@ __device__ void finish(Params const& p, int first, typename K::Sums const& sums,
         value[i] = sums[r.row_block][run * F::kColumnBlocks + r.column_block][r.index] + unit.bias[i % F::kUnit];
         if (!p.add_after) value[i] += to_float(add.v[i]);
       }
-      activate<K::kQuick>(p, value);
+      activate<F::kVector, K::kQuick>(p.activation, p.negative_slope, value);
       Vector<K> out;
 #pragma unroll
       for (int i = 0; i < F::kVector; ++i) {

@@ -107,6 +107,11 @@ constexpr int64_t reach(Size5 const& shape, int64_t const* stride) {
   return sum;
 }
 
+/// t above zero and a multiple of t below: the kernel's shorter code.
+CONVT3D_HOST_DEVICE constexpr bool is_linear(int32_t activation) {
+  return activation == CONVT3D_ACT_NONE || activation == CONVT3D_ACT_RELU || activation == CONVT3D_ACT_LEAKY_RELU;
+}
+
 /// Whether the kernel takes a problem that the family takes, with a weight that starts at a multiple of 16 bytes.
 constexpr bool takes(Problem const& p) {
   if (uses_ieee(p) || element_count(y_shape(p)) == 0) return false;
@@ -115,9 +120,7 @@ constexpr bool takes(Problem const& p) {
     if (p.kernel[axis] != p.stride[axis] || p.padding[axis] != 0) return false;
     if (out[axis] != p.stride[axis] * p.in_size[axis]) return false;  // planes that no tap reaches
   }
-  bool const linear =
-      p.activation == CONVT3D_ACT_NONE || p.activation == CONVT3D_ACT_RELU || p.activation == CONVT3D_ACT_LEAKY_RELU;
-  if (!linear || p.in_channels < 2 || p.out_channels < 2) return false;
+  if (p.in_channels < 2 || p.out_channels < 2) return false;
   if (positions(p) > kMostReach || reach(y_shape(p), p.y_stride) > kMostReach) return false;
   if (p.has_add && reach(y_shape(p), effective_add_stride(p).v) > kMostReach) return false;
   int64_t const bytes = element_bytes(p);

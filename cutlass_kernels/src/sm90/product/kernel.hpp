@@ -172,11 +172,12 @@ struct Kernel {
     }
   }
 
-  CUTLASS_DEVICE static float finish(EpilogueParams const& e, float sum, float bias, float add) {
+  template <class Activation>
+  CUTLASS_DEVICE static float finish(EpilogueParams const& e, float sum, float bias, float add,
+                                     Activation const& activation) {
     float t = sum + bias;
     if (!e.add_after) t += add;
-    float const below = e.activation == CONVT3D_ACT_RELU ? 0.f : t * e.slope_below;  // relu of -inf is 0, not nan
-    t = t < 0.f ? below : t;
+    t = activation(t);
     return e.add_after ? t + add : t;
   }
 
@@ -214,45 +215,50 @@ struct Kernel {
     return v.n * step[0] + v.at[0] * step[2] + v.at[1] * step[3] + v.at[2] * step[4];
   }
 
-  /// Of a thread's column pair, `kAll`: all positions of the tile exist. Returns what is nan where a sum is not finite.
-  template <bool kAll>
-  CUTLASS_DEVICE static float store(ProductParams const& p, Places const& places, Column const& c, int lane,
-                                    Sums& sums) {
-    EpilogueParams const& e = p.epilogue;
-    float bias[2] = {};
-    if (e.has_bias) {
-      T const* const from = static_cast<T const*>(e.bias) + c.channel * e.bias_stride;
-      bias[0] = Element<T>::to_float(from[0]);
-      bias[1] = Element<T>::to_float(from[e.bias_stride]);
-    }
-    // Eights of positions whose add is on its way together: as many as registers allow.
-    constexpr int kBatch = kAll ? (kWide ? 2 : 4) : (kWide ? 1 : 2);
-    bool const odd = lane / 4 % 2 != 0;
-    auto* const y = static_cast<T*>(p.cold.y);
-    auto const* const from = static_cast<T const*>(e.add);
-    // Positions 8 i + 2 (lane mod 4) and the one behind it.
-    auto const two = [&](int const* of, int i) { return *reinterpret_cast<int2 const*>(of + i * 8 + lane % 4 * 2); };
-    auto const load_add = [&](int batch, Pair(&add)[2 * kBatch]) {
-      if (!p.cold.has_add) return;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kBatch; ++i) {
-        int2 const at = two(places.add, batch + i), to = two(places.y, batch + i);
-        if (kAll || to.x >= 0) add[2 * i] = *reinterpret_cast<Pair const*>(from + (c.add + at.x));
-        if (kAll || to.y >= 0) add[2 * i + 1] = *reinterpret_cast<Pair const*>(from + (c.add + at.y));
+  /// Where a thread's outputs are: of its column pair, at positions 8 i + 2 (lane mod 4) and the one behind it.
+  struct Outputs {
+    ProductParams const& p;
+    Places const& places;
+    Column const& column;
+    int lane;
+    float bias[2];
+
+    CUTLASS_DEVICE Outputs(ProductParams const& p, Places const& places, Column const& column, int lane)
+        : p(p), places(places), column(column), lane(lane), bias{} {
+      EpilogueParams const& e = p.epilogue;
+      if (e.has_bias) {
+        T const* const from = static_cast<T const*>(e.bias) + column.channel * e.bias_stride;
+        bias[0] = Element<T>::to_float(from[0]);
+        bias[1] = Element<T>::to_float(from[e.bias_stride]);
       }
-    };
-    float look = 0.f;
-    Pair add[2][2 * kBatch] = {};  // of a batch, and of the next
-    load_add(0, add[0]);
-    CUTLASS_PRAGMA_UNROLL
-    for (int batch = 0; batch < kRegisters / 4; batch += kBatch) {
-      asm volatile("" ::: "memory");  // no batch before its turn: registers are scarce
-      if (batch + kBatch < kRegisters / 4) load_add(batch + kBatch, add[(batch / kBatch + 1) % 2]);
+    }
+    CUTLASS_DEVICE int2 two(int const* of, int i) const {
+      return *reinterpret_cast<int2 const*>(of + i * 8 + lane % 4 * 2);
+    }
+    /// add of `kCount` eights of positions from number `first` on.
+    template <bool kAll, int kCount>
+    CUTLASS_DEVICE void load_add(int first, Pair (&v)[2 * kCount]) const {
+      if (!p.cold.has_add) return;
+      auto const* const add = static_cast<T const*>(p.epilogue.add);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 2 * kBatch; ++i) {
-        int2 const places_y = two(places.y, batch + i / 2);
+      for (int i = 0; i < kCount; ++i) {
+        int2 const at = two(places.add, first + i), to = two(places.y, first + i);
+        if (kAll || to.x >= 0) v[2 * i] = *reinterpret_cast<Pair const*>(add + (column.add + at.x));
+        if (kAll || to.y >= 0) v[2 * i + 1] = *reinterpret_cast<Pair const*>(add + (column.add + at.y));
+      }
+    }
+    /// Stores these, whose sums are `sums`; what is nan where a sum is not finite goes into `look`.
+    template <bool kAll, int kCount, class Activation>
+    CUTLASS_DEVICE void store(int first, float const* sums, Pair const (&v)[2 * kCount], Activation const& activation,
+                              float& look) const {
+      bool const odd = lane / 4 % 2 != 0;
+      auto* const y = static_cast<T*>(p.cold.y);
+      EpilogueParams const& e = p.epilogue;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 2 * kCount; ++i) {
+        int2 const places_y = two(places.y, first + i / 2);
         int const to = i % 2 == 0 ? places_y.x : places_y.y;
-        float const v0 = sums[(batch + i / 2) * 4 + i % 2], v1 = sums[(batch + i / 2) * 4 + 2 + i % 2];
+        float const v0 = sums[i / 2 * 4 + i % 2], v1 = sums[i / 2 * 4 + 2 + i % 2];
         float const other = __shfl_xor_sync(0xffffffffu, odd ? v0 : v1, 4);
         float a = odd ? other : v0, b = odd ? v1 : other;
         if (kWide) {  // an infinity becomes nan: what rounded to it on the way may have been finite
@@ -260,11 +266,57 @@ struct Kernel {
           b = fmaf(b, 0.f, b);
         }
         look = fmaf(a, 0.f, fmaf(b, 0.f, look));
-        float2 const of_add = unpack(add[batch / kBatch % 2][i]);
-        Pair const both = pack(finish(e, a, bias[0], of_add.x), finish(e, b, bias[1], of_add.y));
-        if (kAll || to >= 0) *reinterpret_cast<Pair*>(y + (c.y + to)) = both;
+        float2 const of_add = unpack(v[i]);
+        Pair const both =
+            pack(finish(e, a, bias[0], of_add.x, activation), finish(e, b, bias[1], of_add.y, activation));
+        if (kAll || to >= 0) *reinterpret_cast<Pair*>(y + (column.y + to)) = both;
       }
     }
+  };
+
+  /// `kAll`: all positions of the tile exist. Returns what is nan where a sum is not finite.
+  template <bool kAll>
+  CUTLASS_DEVICE static float store(ProductParams const& p, Places const& places, Column const& c, int lane,
+                                    Sums& sums) {
+    EpilogueParams const& e = p.epilogue;
+    Outputs const outputs(p, places, c, lane);
+    if (!is_linear(e.activation)) return store_any<kAll>(e, outputs, sums);
+    // Eights of positions whose add is on its way together: as many as registers allow.
+    constexpr int kBatch = kAll ? (kWide ? 2 : 4) : (kWide ? 1 : 2);
+    auto const activation = [&](float t) {
+      float const below = e.activation == CONVT3D_ACT_RELU ? 0.f : t * e.slope_below;  // relu of -inf is 0, not nan
+      return t < 0.f ? below : t;
+    };
+    float look = 0.f;
+    Pair add[2][2 * kBatch] = {};  // of a batch, and of the next
+    outputs.template load_add<kAll, kBatch>(0, add[0]);
+    CUTLASS_PRAGMA_UNROLL
+    for (int batch = 0; batch < kRegisters / 4; batch += kBatch) {
+      asm volatile("" ::: "memory");  // no batch before its turn: registers are scarce
+      if (batch + kBatch < kRegisters / 4) {
+        outputs.template load_add<kAll, kBatch>(batch + kBatch, add[(batch / kBatch + 1) % 2]);
+      }
+      outputs.template store<kAll, kBatch>(batch, sums + batch * 4, add[batch / kBatch % 2], activation, look);
+    }
+    return look;
+  }
+
+  /// In a loop for each activation, for the cache of instructions: it is always the first sums' turn.
+  template <bool kAll>
+  CUTLASS_DEVICE static float store_any(EpilogueParams const& e, Outputs const& outputs, Sums& sums) {
+    constexpr int kBatch = kWide ? 1 : 2;
+    float look = 0.f;
+    with_activation(e.activation, [&](auto function) {
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int batch = 0; batch < kRegisters / 4; batch += kBatch) {
+        Pair add[2 * kBatch] = {};
+        outputs.template load_add<kAll, kBatch>(batch, add);
+        outputs.template store<kAll, kBatch>(
+            batch, sums, add, [&](float t) { return function(t, e.negative_slope); }, look);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kRegisters - 4 * kBatch; ++i) sums[i] = sums[i + 4 * kBatch];
+      }
+    });
     return look;
   }
 

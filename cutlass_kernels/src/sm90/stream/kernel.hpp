@@ -40,7 +40,7 @@ struct Kernel {
   /// way; otherwise behind everything, for registers are too few. Its number has been published by then: before the
   /// unit of this item that would find the ring full of those before it.
   enum class Look { kWithProducts, kBetweenUnits, kBehind };
-  static constexpr Look kLook = Tail::kAny     ? Look::kBehind
+  static constexpr Look kLook = Tail::kAny       ? Look::kBehind
                                 : sizeof(T) == 2 ? Look::kWithProducts
                                 : kSplit         ? Look::kBetweenUnits
                                                  : Look::kBehind;

@@ -150,13 +150,14 @@ struct UnitUpdate {
   }
 
   /// In a loop, for activations of much code: all of it once for each output is more than the cache of instructions
-  /// brings in. The sums go round: it is always the first ones' turn, and in the end they are where they were, or, of
-  /// pairs, the next unit's come first.
+  /// brings in. The sums move up: it is always the first ones' turn. In the end those of a second unit come first; rows
+  /// of W, of which each unit has a half of all, go round.
   template <int kSub, bool kShift, class Source, class Finish>
   CUTLASS_DEVICE static void in_parts(uint32_t unit, int lane, Channels const& channels, Source source,
                                       Finish const& finish, Shift<T> const& rows, Accumulators& acc) {
     constexpr int kCount = 4;
     constexpr int kParts = kWidth / kCount;
+    constexpr bool kGoRound = kUnits == 2 && !kPairs && kSub == 0;
     static_assert(kParts * kCount == kWidth && kParts % kUnits == 0);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int part = 0; part < (kPairs ? kParts / kUnits : kParts); ++part) {
@@ -166,8 +167,10 @@ struct UnitUpdate {
       positions<kSub, kShift, kCount>(unit, lane, channels, source, finish, rows, part, sums);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 8 * (kWidth - kCount); ++i) acc[i % 2][i / 2] = acc[i % 2][i / 2 + 4 * kCount];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 8 * kCount; ++i) acc[i % 2][4 * (kWidth - kCount) + i / 2] = sums[i % 2][i / 2];
+      if constexpr (kGoRound) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 8 * kCount; ++i) acc[i % 2][4 * (kWidth - kCount) + i / 2] = sums[i % 2][i / 2];
+      }
     }
   }
 
