@@ -195,7 +195,8 @@ def networks(data: Data) -> str:
 
     Medians of each by itself differ by more, where a host's speed drifts (benchmarks/pairs.py).
     """
-    modes = list(dict.fromkeys(mode for r in data["networks"].values() for mode in r.get("ms", {})))
+    measured = {mode for r in data["networks"].values() for mode in r.get("ms", {})}
+    modes = [mode for mode in ("fp32", "fp16", "fp32-compiled", "fp16-compiled") if mode in measured]
     cells = []
     for name, r in data["networks"].items():
         if "failure" in r or "wrong" in r:
