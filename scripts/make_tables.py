@@ -211,7 +211,8 @@ def networks(data: Data) -> str:
             if mode in r.get("gain", {}):
                 after = before - r["gain"][mode]["wall"][0]
             line.append(f"{before:.2f} → {after:.2f} ({before / after:.2f})" if before else "")
-        errors = [r["fp16_error"][key] for key in ("before", "after")]
+        kind = "_rms" if "after_rms" in r["fp16_error"] else ""
+        errors = [r["fp16_error"][key + kind] for key in ("before", "after")]
         cells.append([*line, f"{r['fp32_difference']:.0e}", "{:.1e} → {:.1e}".format(*errors)])
     titles = [mode.replace("-", ", ") for mode in modes]
     header = ("network", "fused, replaced", "share of time", *titles, "fp32 difference", "fp16 error")

@@ -68,6 +68,12 @@ TEST(Elementary, IsWithinAFewUnitsOfTheExactValue) {
   EXPECT_EQ(normal_distribution(-kInfinity), 0.0f);
 }
 
+TEST(ActivationTable, MinusZeroKeepsItsSign) {
+  for (int code : {CONVT3D_ACT_NONE, CONVT3D_ACT_ELU, CONVT3D_ACT_GELU, CONVT3D_ACT_SILU, CONVT3D_ACT_TANH}) {
+    EXPECT_TRUE(std::signbit(apply_activation(code, -0.0f, 0.0f))) << activation_name(code);
+  }
+}
+
 TEST_P(Activation, NanInNanOut) { EXPECT_TRUE(std::isnan(apply_activation(GetParam(), kNan, 0.01f))); }
 
 TEST_P(Activation, DispatchEqualsTheSwitch) {

@@ -82,12 +82,12 @@ TEST_P(Product, TilesOneAfterTheOther) {
 TEST_P(Product, Tails) {
   for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
     for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      for (int parts = 0; parts < 4; ++parts) {
-        Problem p = problem({2, 40, 16, {3, 4, parts % 2 ? 5 : 32}, kHalves});
+      for (int parts = 0; parts < 8; ++parts) {
+        Problem p = problem({2, 40, 16, {3, 4, parts / 4 ? 32 : 5}, kHalves});  // of whole tiles, and of none
         p.activation = activation;
         p.add_order = order;
         p.has_bias = parts % 2;
-        p.has_add = parts / 2;
+        p.has_add = parts / 2 % 2;
         run(p, static_cast<uint64_t>(activation));
       }
     }
@@ -103,6 +103,12 @@ TEST_P(Product, NonFiniteValues) {
   Problem p = problem({2, 136, 24, {3, 4, 7}, kHalves});
   for (uint64_t seed = 0; seed < 3; ++seed) run(p, seed, test::nonfinite_draw);
   run(p, 3, test::uniform_draw, test::nonfinite_draw);
+  Problem other = p;
+  other.activation = CONVT3D_ACT_SIGMOID;
+  for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
+    other.add_order = order;
+    run(other, 0, test::nonfinite_draw);
+  }
   if (GetParam().dtype == CONVT3D_F16) return;
   p.has_add = 0;  // which would take sums next to infinity beyond it, before the activation makes them small again
   p.activation = CONVT3D_ACT_NONE;

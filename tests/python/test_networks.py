@@ -34,6 +34,38 @@ def test_cells_of_a_network() -> None:
     assert networks.difference([torch.tensor([2.0, 4.5])], [torch.tensor([2.0, 5.0])]) == pytest.approx(0.1)
 
 
+def test_errors_under_autocast_are_of_three_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that is off by a quarter in every second output, and one that is off by an eighth in all."""
+    drawn: list[torch.Tensor] = []
+
+    def args(device: str) -> tuple[torch.Tensor]:
+        drawn.append(torch.full((4,), 1.0 + len(drawn)))
+        return (drawn[-1],)
+
+    class Off(torch.nn.Module):
+        def __init__(self, by: list[float]) -> None:
+            super().__init__()
+            self.by = torch.tensor(by)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + (x.max() * self.by if under[0] == "fp16" else 0.0)
+
+    under = [""]
+
+    def mode(name: str) -> Any:
+        under[0] = name
+        return torch.no_grad()
+
+    monkeypatch.setattr(networks, "mode", mode)
+    network = networks.Network(make=torch.nn.Identity, args=args)
+    first = args("cpu")
+    nets = (Off([0.25, 0.0, 0.25, 0.0]), Off([0.125] * 4))
+    errors = networks._fp16_errors(network, nets, [(first, [first[0]])])
+    assert len(drawn) == 3
+    expected = {"before": 0.25, "before_rms": 0.25 / 2**0.5, "after": 0.125, "after_rms": 0.125}
+    assert errors == pytest.approx(expected)
+
+
 def test_networks_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that runs ever slower: the difference of neighbours is what it should be."""
     clock, passes = [0.0], []

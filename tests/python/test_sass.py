@@ -119,4 +119,5 @@ def test_no_kernel_has_an_activation_at_each_of_its_outputs(code: dict[str, str]
     took eight times as long as their arithmetic."""
     for family in ("sm90", "product"):
         for name, sass in kernels(code, family).items():
-            assert len(re.findall(r"^\s+/\*[0-9a-f]{4,6}\*/", sass, flags=re.MULTILINE)) < 30_000, name
+            count = len(re.findall(r"^\s+/\*[0-9a-f]{4,6}\*/", sass, flags=re.MULTILINE))
+            assert 500 < count < 28_000, (name, count)

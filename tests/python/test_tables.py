@@ -136,6 +136,9 @@ def test_the_other_kinds(tables: Any) -> None:
     assert both["networks"]["unet"]["share"] == 0.125 and "compiled_error" in both["networks"]["unet"]
     with pytest.raises(ValueError, match="commit"):
         tables.merged_networks(networks, {**compiled, "commit": "another"})
+    rms = copy.deepcopy(networks)
+    rms["networks"]["unet"]["fp16_error"] |= {"before_rms": 2e-4, "after_rms": 1e-4}  # type: ignore[index]
+    assert tables.networks(rms).endswith("| 2.0e-04 → 1.0e-04 |\n")
     wrong = copy.deepcopy(networks)
     wrong["networks"]["unet"]["wrong"] = "fp32 differs"  # type: ignore[index]
     with pytest.raises(ValueError, match="unet: fp32 differs"):

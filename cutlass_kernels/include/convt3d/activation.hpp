@@ -41,9 +41,9 @@ struct LeakyRelu {
   }
 };
 
-/// t where t > 0, exp(t) - 1 elsewhere (alpha = 1).
+/// t where t >= 0, exp(t) - 1 elsewhere (alpha = 1).
 struct Elu {
-  CONVT3D_HOST_DEVICE float operator()(float t, float) const { return t > 0.0f ? t : expm1_of_negative(t); }
+  CONVT3D_HOST_DEVICE float operator()(float t, float) const { return t >= 0.0f ? t : expm1_of_negative(t); }
 };
 
 /// t * (1 + erf(t / sqrt(2))) / 2, the exact form, without its cancellation below zero.
@@ -136,6 +136,11 @@ CONVT3D_HOST_DEVICE float apply_activation(int code, float t, float negative_slo
     default:
       return t;
   }
+}
+
+/// Whether an activation is t above zero and a multiple of t below.
+CONVT3D_HOST_DEVICE constexpr bool is_linear(int code) {
+  return code == CONVT3D_ACT_NONE || code == CONVT3D_ACT_RELU || code == CONVT3D_ACT_LEAKY_RELU;
 }
 
 /// Name of an activation, or null for a code out of range.

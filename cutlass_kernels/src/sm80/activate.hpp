@@ -16,9 +16,9 @@ static __device__ __noinline__ float4 activate_four(int code, float4 v, float ne
   return v;
 }
 
-/// The first `kCount` of `values`. `kShort`: the activation is one of few instructions (patch/geometry.hpp, is_quick);
+/// The first `kCount` of `values`. `kQuick`: the activation is one of few instructions (patch/geometry.hpp, is_quick);
 /// then there is no call, which costs registers.
-template <int kCount, bool kShort = false, class Values>
+template <int kCount, bool kQuick = false, class Values>
 __device__ __forceinline__ void activate(int code, float negative_slope, Values& values) {
   auto const each = [&](auto act) {
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ __forceinline__ void activate(int code, float negative_slope, Values&
     default:
       break;
   }
-  if constexpr (!kShort) {
+  if constexpr (!kQuick) {
     auto const at = [&](int i) { return i < kCount ? float(values[i]) : 0.f; };
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {

@@ -8,14 +8,15 @@
 
 namespace convt3d::sm90 {
 
-/// A unit of AnyTail in eight steps, a loop for each activation: all of its code once for each output is more than the
-/// cache of instructions brings in. A step's sums are the first ones; then the others move up.
+/// A unit of AnyTail in eight steps, a loop for each activation: an activation's code once for each output is more than
+/// the cache of instructions brings in. A step's sums are the first ones; then the others move up.
 template <class Epilogue>
 struct AnyUpdate {
   using T = typename Epilogue::Type;
   using Params = typename Epilogue::Params;
   using Accumulators = typename Epilogue::Accumulators;
   using FlatAdd = typename Epilogue::FlatAdd;
+  using Pairs = typename Epilogue::Pairs;
   static constexpr int kVector = Epilogue::kVector;
   static constexpr int kParts = Epilogue::kParts;
   static constexpr int kChannels = Epilogue::kChannels;
@@ -32,8 +33,7 @@ struct AnyUpdate {
                                   float const (&factor)[4], FlatAdd const& flat, Accumulators& acc) {
     with_activation(p.activation, [&](auto function) {
       auto const finish = [&](float conv, float add) {
-        float const t = function(p.add_after ? conv : conv + add, p.negative_slope);
-        return p.add_after ? t + add : t;
+        return in_order(conv, add, p.add_after != 0, [&](float t) { return function(t, p.negative_slope); });
       };
       CUTLASS_PRAGMA_NO_UNROLL
       for (int step = 0; step < kSteps; ++step) {
@@ -113,10 +113,10 @@ struct AnyUpdate {
   CUTLASS_DEVICE static void pairs(Params const& p, uint32_t unit, int lane, float const (&bias)[kChannels],
                                    float factor, FlatAdd const& flat, Sums const& sums, int step,
                                    Finish const& finish) {
-    constexpr int kPairs = 2 * kStepVectors;
-    Pairs const at(unit + unit_row_pairs(0, step * kPairs / 2, 0) * kRowBytes, lane);
+    constexpr int kStepPairs = 2 * kStepVectors;
+    Pairs const at(unit + unit_row_pairs(0, step * kStepPairs / 2, 0) * kRowBytes, lane);
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kPairs; ++i) {
+    for (int i = 0; i < kStepPairs; ++i) {
       uint2 const v =
           p.add_mode == AddMode::kTile ? load_shared_pair(at.address(i)) : make_uint2(flat.word[0], flat.word[1]);
       float f[2] = {__uint_as_float(v.x), __uint_as_float(v.y)};
@@ -127,7 +127,6 @@ struct AnyUpdate {
       store_shared(at.address(i), make_uint2(__float_as_uint(f[0]), __float_as_uint(f[1])));
     }
   }
-  using Pairs = typename Epilogue::Pairs;
 };
 
 }  // namespace convt3d::sm90

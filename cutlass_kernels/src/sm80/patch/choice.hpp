@@ -34,8 +34,9 @@ inline bool chosen(Problem const& p, int compute_capability) {
 /// 0.73; but 128 -> 64 in seven splits: 0.238 / 0.307. k2 32 -> 3: 0.415 / 0.159, 0.266 / 0.107; 64 -> 32 from 64^3:
 /// NCDHW TF32 0.416 / 0.366, fp16 0.216 / 0.296, NDHWC TF32 0.358 / 0.402, fp16 0.175 / 0.223; 32 -> 16 from 48^3:
 /// NCDHW 0.107 / 0.095, 0.077 / 0.088, NDHWC 0.107 / 0.096, 0.082 / 0.057, ieee 0.109 / 0.116; (1, 2, 2), 64 -> 32:
-/// NCDHW 0.319 / 0.223, 0.175 / 0.202, NDHWC 0.237 / 0.224, 0.135 / 0.126, ieee 0.374 / 0.303. Not behind an activation
-/// that takes it a call (64 -> 32 from 64^3, gelu, NCDHW TF32: 1.38, where NDHWC, which is sm90's, takes 0.50).
+/// NCDHW 0.319 / 0.223, 0.175 / 0.202, NDHWC 0.237 / 0.224, 0.135 / 0.126, ieee 0.374 / 0.303. Not where the activation
+/// is a function call (gelu and others): 64 -> 32 from 64^3, gelu, NCDHW TF32 0.50 / 1.38 with a call for each value;
+/// with one for four, as now, not measured, but it would have to be 0.4 of that.
 inline bool faster_than_sm90(Problem const& p) {
   constexpr int kHopper = 90;
   if (!chosen(p, kHopper) || splits(p, kHopper) > 2) return false;

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include "convt3d/activation.hpp"
 #include "sm90/kernel.hpp"
 
 namespace convt3d::sm90 {
@@ -34,8 +35,7 @@ cudaError_t launch_tail(KernelParams const& k, size_t shared_bytes, int ctas, cu
   if (!e.add_after && e.activation == CONVT3D_ACT_X_HARDSWISH) {
     return launch_kernel<T, kChannelsLast, XHardswishTail>(k, shared_bytes, ctas, stream);
   }
-  if (!e.add_after && (e.activation == CONVT3D_ACT_NONE || e.activation == CONVT3D_ACT_RELU ||
-                       e.activation == CONVT3D_ACT_LEAKY_RELU)) {
+  if (!e.add_after && is_linear(e.activation)) {
     return launch_kernel<T, kChannelsLast, LinearTail>(k, shared_bytes, ctas, stream);
   }
   return launch_kernel<T, kChannelsLast, AnyTail>(k, shared_bytes, ctas, stream);

@@ -107,11 +107,6 @@ constexpr int64_t reach(Size5 const& shape, int64_t const* stride) {
   return sum;
 }
 
-/// t above zero and a multiple of t below: the kernel's shorter code.
-CONVT3D_HOST_DEVICE constexpr bool is_linear(int32_t activation) {
-  return activation == CONVT3D_ACT_NONE || activation == CONVT3D_ACT_RELU || activation == CONVT3D_ACT_LEAKY_RELU;
-}
-
 /// Whether the kernel takes a problem that the family takes, with a weight that starts at a multiple of 16 bytes.
 constexpr bool takes(Problem const& p) {
   if (uses_ieee(p) || element_count(y_shape(p)) == 0) return false;

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "convt3d/activation.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90_gmma.hpp"
 #include "cutlass/arch/barrier.h"
@@ -20,6 +21,7 @@
 #include "sm90/collective_mainloop.hpp"
 #include "sm90/product/geometry.hpp"
 #include "sm90/product/params.hpp"
+#include "sm90/tails.hpp"
 
 namespace convt3d::sm90::product {
 
@@ -172,15 +174,6 @@ struct Kernel {
     }
   }
 
-  template <class Activation>
-  CUTLASS_DEVICE static float finish(EpilogueParams const& e, float sum, float bias, float add,
-                                     Activation const& activation) {
-    float t = sum + bias;
-    if (!e.add_after) t += add;
-    t = activation(t);
-    return e.add_after ? t + add : t;
-  }
-
   /// A column's tap and channel, and where they lie beside a position's first output.
   struct Column {
     int tap[3], channel;
@@ -267,8 +260,8 @@ struct Kernel {
         }
         look = fmaf(a, 0.f, fmaf(b, 0.f, look));
         float2 const of_add = unpack(v[i]);
-        Pair const both =
-            pack(finish(e, a, bias[0], of_add.x, activation), finish(e, b, bias[1], of_add.y, activation));
+        Pair const both = pack(in_order(a + bias[0], of_add.x, e.add_after != 0, activation),
+                               in_order(b + bias[1], of_add.y, e.add_after != 0, activation));
         if (kAll || to >= 0) *reinterpret_cast<Pair*>(y + (column.y + to)) = both;
       }
     }
@@ -283,10 +276,7 @@ struct Kernel {
     if (!is_linear(e.activation)) return store_any<kAll>(e, outputs, sums);
     // Eights of positions whose add is on its way together: as many as registers allow.
     constexpr int kBatch = kAll ? (kWide ? 2 : 4) : (kWide ? 1 : 2);
-    auto const activation = [&](float t) {
-      float const below = e.activation == CONVT3D_ACT_RELU ? 0.f : t * e.slope_below;  // relu of -inf is 0, not nan
-      return t < 0.f ? below : t;
-    };
+    auto const activation = [&](float t) { return LinearTail::apply(e, t); };
     float look = 0.f;
     Pair add[2][2 * kBatch] = {};  // of a batch, and of the next
     outputs.template load_add<kAll, kBatch>(0, add[0]);

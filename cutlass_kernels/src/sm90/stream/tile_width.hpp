@@ -3,15 +3,13 @@
 // How wide the streaming kernel's tiles are along W, and what follows from it. Host code, constexpr.
 #pragma once
 
+#include "convt3d/activation.hpp"
 #include "sm90/stream/rows.hpp"
 
 namespace convt3d::sm90::stream {
 
 /// The activations of a kernel of their own, before which add is added (forms.hpp).
-constexpr bool is_common(int32_t activation) {
-  return activation == CONVT3D_ACT_NONE || activation == CONVT3D_ACT_RELU || activation == CONVT3D_ACT_LEAKY_RELU ||
-         activation == CONVT3D_ACT_X_HARDSWISH;
-}
+constexpr bool is_common(int32_t activation) { return is_linear(activation) || activation == CONVT3D_ACT_X_HARDSWISH; }
 
 /// Whether there is a kernel with narrow tiles: of the commonest activations, with add and y moved by boxes.
 constexpr bool takes_narrow_tiles(Problem const& p) {

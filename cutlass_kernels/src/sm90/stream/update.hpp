@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "convt3d/activation.hpp"
 #include "sm80/instructions.hpp"
 #include "sm90/collective_epilogue.hpp"
 #include "sm90/stream/forms.hpp"
@@ -138,8 +139,7 @@ struct UnitUpdate {
     float negative_slope;
     bool add_after;
     CUTLASS_DEVICE float operator()(float conv, float add) const {
-      float const t = function(add_after ? conv : conv + add, negative_slope);
-      return add_after ? t + add : t;
+      return in_order(conv, add, add_after, [&](float t) { return function(t, negative_slope); });
     }
   };
 
@@ -150,8 +150,8 @@ struct UnitUpdate {
   }
 
   /// In a loop, for activations of much code: all of it once for each output is more than the cache of instructions
-  /// brings in. The sums move up: it is always the first ones' turn. In the end those of a second unit come first; rows
-  /// of W, of which each unit has a half of all, go round.
+  /// brings in. The sums move up: it is always the first ones' turn. So after a unit of pairs the second unit's come
+  /// first. In NCDHW and fp32 each unit has half of every position's sums: there the first one turns them round.
   template <int kSub, bool kShift, class Source, class Finish>
   CUTLASS_DEVICE static void in_parts(uint32_t unit, int lane, Channels const& channels, Source source,
                                       Finish const& finish, Shift<T> const& rows, Accumulators& acc) {
