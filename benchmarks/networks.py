@@ -184,15 +184,17 @@ def tensors(result: Any) -> list[Tensor]:
 
 def rms_difference(a: list[Tensor], b: list[Tensor]) -> float:
     """Root of the mean square of the differences, relative to the largest value of ``b``."""
-    scale = max(float(t.double().abs().max()) for t in b)
     squares = sum(float((p.double() - q.double()).square().sum()) for p, q in zip(a, b, strict=True))
-    return math.sqrt(squares / sum(t.numel() for t in b)) / scale
+    return math.sqrt(squares / sum(t.numel() for t in b)) / _largest(b)
 
 
 def difference(a: list[Tensor], b: list[Tensor]) -> float:
     """Largest difference, relative to the largest value of ``b``."""
-    scale = max(float(t.double().abs().max()) for t in b)
-    return max(float((p.double() - q.double()).abs().max()) for p, q in zip(a, b, strict=True)) / scale
+    return max(float((p.double() - q.double()).abs().max()) for p, q in zip(a, b, strict=True)) / _largest(b)
+
+
+def _largest(values: list[Tensor]) -> float:
+    return max(float(t.double().abs().max()) for t in values)
 
 
 @contextmanager
@@ -391,13 +393,24 @@ class _CountingInductor:
         return compile_fx(graph, inputs)
 
 
+def before_and_after(result: dict[str, Any], mode_name: str) -> str:
+    """Milliseconds before, and after: before less the median of what pairs of passes gain; their ratio.
+
+    Medians of each by itself differ by more, where a host's speed drifts (pairs.py). Empty where nothing was
+    measured.
+    """
+    before, after = result.get("ms", {}).get(mode_name, (0.0, 0.0))
+    if mode_name in result.get("gain", {}):
+        after = before - result["gain"][mode_name]["wall"][0]
+    return f"{before:.2f} → {after:.2f} ({before / after:.2f})" if before else ""
+
+
 def cells(name: str, result: dict[str, Any]) -> list[str]:
     if "failure" in result:
         return [name, result["failure"], *[""] * (len(COLUMNS) - 2)]
     times = []
     for mode_name in MODES:
-        pair = result["ms"].get(mode_name)
-        times.append(f"{pair[0]:.2f} → {pair[1]:.2f} ({pair[0] / pair[1]:.2f})" if pair else "")
+        times.append(before_and_after(result, mode_name))
     compared = "fp32_difference" in result
     fused = f"{result['fused']} of {result['transposed_convolutions']}" if compared else ""
     share = f"{result['share'] * 100:.0f} %" if compared else ""

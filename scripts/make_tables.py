@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import report  # noqa: E402
+from networks import MODES as NETWORK_MODES  # noqa: E402
+from networks import before_and_after  # noqa: E402
 from results import OK, Results, RowResult  # noqa: E402
 from workloads import WORKLOADS, Workload  # noqa: E402
 
@@ -191,12 +193,9 @@ def concatenations(data: Data) -> str:
 
 
 def networks(data: Data) -> str:
-    """Published networks, before and after: that is before, less the median of what pairs of passes gain.
-
-    Medians of each by itself differ by more, where a host's speed drifts (benchmarks/pairs.py).
-    """
+    """Published networks, before and after."""
     measured = {mode for r in data["networks"].values() for mode in r.get("ms", {})}
-    modes = [mode for mode in ("fp32", "fp16", "fp32-compiled", "fp16-compiled") if mode in measured]
+    modes = [mode for mode in NETWORK_MODES if mode in measured]
     cells = []
     for name, r in data["networks"].items():
         if "failure" in r or "wrong" in r:
@@ -206,11 +205,7 @@ def networks(data: Data) -> str:
             f"{r['fused']}, {r['replaced']} of {r['transposed_convolutions']}",
             f"{r['share'] * 100:.0f} %",
         ]
-        for mode in modes:
-            before, after = r["ms"].get(mode, (0.0, 0.0))
-            if mode in r.get("gain", {}):
-                after = before - r["gain"][mode]["wall"][0]
-            line.append(f"{before:.2f} → {after:.2f} ({before / after:.2f})" if before else "")
+        line += [before_and_after(r, mode) for mode in modes]
         kind = "_rms" if "after_rms" in r["fp16_error"] else ""
         errors = [r["fp16_error"][key + kind] for key in ("before", "after")]
         cells.append([*line, f"{r['fp32_difference']:.0e}", "{:.1e} → {:.1e}".format(*errors)])

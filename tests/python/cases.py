@@ -15,6 +15,13 @@ import convt3d
 
 Triple = tuple[int, int, int]
 
+ARITHMETIC: dict[str, dict[str, Any]] = {
+    "ieee": {"precision": "ieee"},
+    "tf32": {"precision": "tf32"},
+    "fp16": {"dtype": torch.float16},
+    "bf16": {"dtype": torch.bfloat16},
+}
+
 ACTIVATIONS = (
     "none",
     "relu",

@@ -10,18 +10,12 @@ import pytest
 import torch
 
 from accuracy import assert_accurate
-from cases import ACTIVATIONS, K2S2, K4S2, Case
+from cases import ACTIVATIONS, ARITHMETIC, K2S2, K4S2, Case
 from families import Family
 from test_gpu_accuracy import poison
 
 pytestmark = pytest.mark.gpu
 
-MODES: dict[str, dict[str, Any]] = {
-    "tf32": {"precision": "tf32"},
-    "ieee": {"precision": "ieee"},
-    "fp16": {"dtype": torch.float16},
-    "bf16": {"dtype": torch.bfloat16},
-}
 # Strides of 2, channels in steps of 8 and rows that the copy engine moves: the resident kernel takes them.
 # Tiles of 16 x 8 positions and classes of 16 or 32 channels, the last ones of both not full.
 KERNELS: tuple[dict[str, Any], ...] = ({}, K2S2, K4S2)
@@ -29,7 +23,7 @@ KERNELS: tuple[dict[str, Any], ...] = ({}, K2S2, K4S2)
 
 @pytest.mark.parametrize("family", ["sm90"], indirect=True)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["ncdhw", "ndhwc"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ARITHMETIC)
 def test_activations_behind_resident_weights(mode: str, channels_last: bool, family: Family) -> None:
     adds = [("none", "before"), *product(("full", "channel"), ("before", "after"))]
     for seed, (activation, (add, order), kernel) in enumerate(product(ACTIVATIONS, adds, KERNELS)):
@@ -42,7 +36,7 @@ def test_activations_behind_resident_weights(mode: str, channels_last: bool, fam
             add=add,
             add_order=order,
             input_channels_last=channels_last,
-            **MODES[mode],
+            **ARITHMETIC[mode],
             **kernel,
         )
         tensors = case.make("cuda", seed, scale=2.0)

@@ -4,24 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 import test_nonfinite
-from cases import Case
+from cases import ARITHMETIC, Case
 from families import Family, own_families
 from test_nonfinite import PLACES, SPECIAL, check
 
 pytestmark = pytest.mark.gpu
 
-ARITHMETIC: dict[str, dict[str, Any]] = {
-    "ieee": {"precision": "ieee"},
-    "tf32": {"precision": "tf32"},
-    "fp16": {"dtype": torch.float16},
-    "bf16": {"dtype": torch.bfloat16},
-}
 arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETIC)
 layouts = pytest.mark.parametrize("channels_last", [False, True], ids=["nchw", "nhwc"])
 
