@@ -338,10 +338,13 @@ struct UsualKernels {
     double const spread = std::max(factor * scale, 0x1p-100);
     double slope = p.activation == CONVT3D_ACT_NONE ? 1 : activation_slope(p.activation, t, p.negative_slope, spread);
     if (!before_act) slope = std::max(slope, 1.0);  // an add that follows is summed whatever the activation does
-    double bound = 0.5 * unit_in_last_place(p.dtype, exact) + slope * factor * scale;
+    // An activation that is flat at infinity makes a finite number of it, whatever the sums were.
+    double const of_sums = !std::isinf(t) ? slope * factor * scale : before_act ? 0 : factor * std::abs(a);
+    double bound = 0.5 * unit_in_last_place(p.dtype, exact) + of_sums;
     if (p.activation != CONVT3D_ACT_NONE) {
       // exp(-103) is the smallest denormal: what it loses comes back magnified by t.
-      bound += function_ulps(p.activation) * unit_in_last_place(CONVT3D_F32, act) + std::abs(t) * 0x1p-149;
+      bound += function_ulps(p.activation) * unit_in_last_place(CONVT3D_F32, act);
+      if (!std::isinf(t)) bound += std::abs(t) * 0x1p-149;
     }
     double const error = std::abs(actual[at] - exact);
     bool const may_overflow = std::abs(exact) + bound >= overflow_threshold(p.dtype);

@@ -12,15 +12,6 @@
 
 namespace convt3d {
 
-/// a / b of 1 <= b < 2^126, or nan.
-CONVT3D_HOST_DEVICE float quotient(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fdividef(a, b);  // to two units in the last place
-#else
-  return a / b;
-#endif
-}
-
 /// 1 / v of 1 <= v, or nan.
 CONVT3D_HOST_DEVICE float reciprocal(float v) {
 #if defined(__CUDA_ARCH__)
@@ -29,6 +20,17 @@ CONVT3D_HOST_DEVICE float reciprocal(float v) {
   return r;
 #else
   return 1.0f / v;
+#endif
+}
+
+/// a / b of 0 <= a <= 1 <= b <= 2, or nan; nearly always rounded to nearest.
+CONVT3D_HOST_DEVICE float quotient(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float const r = reciprocal(b);
+  float const q = a * r;
+  return fmaf(fmaf(-b, q, a), r, q);  // what is left of a, divided too
+#else
+  return a / b;
 #endif
 }
 
