@@ -58,8 +58,9 @@ inline double error_factor(Problem const& p) {
 
 /// u: what the fp32 function itself may be off beyond what the last term allows. gelu is off by 3.5 ulp on a host
 /// (test_activation.cpp), and by up to twice that by the bounds of a GPU's expf (2 ulp) and reciprocal (1), where its
-/// slope lets the last term through; tanhf by 2, by the CUDA C++ Programming Guide; sigmoid's quotient by 2 by its
-/// bound. gelu_tanh has eight roundings, five of them in its argument: at its minimum they make 3.6 ulp.
+/// slope lets the last term through; tanhf by 2, by the CUDA C++ Programming Guide; sigmoid near zero, where a
+/// sum of little lets nothing through, by 1 for expf's 2, and half of one each for its sum and quotient. gelu_tanh has
+/// eight roundings, five of them in its argument: at its minimum they make 3.6 ulp.
 inline double function_ulps(int32_t activation) {
   return activation == CONVT3D_ACT_GELU || activation == CONVT3D_ACT_GELU_TANH ? 6 : 2;
 }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from cases import Case, Tensors
 from convt3d import _native
@@ -94,3 +95,15 @@ class Family:
     def call(self, case: Case, tensors: Tensors) -> Tensor:
         with self.runs():
             return case.call(tensors)
+
+    def call_recorded(self, case: Case, tensors: Tensors) -> tuple[Tensor, list[str]]:
+        """The result of a second call, and the names of the kernels that ran for it.
+
+        The first call's result is poisoned, since the second one may get its memory.
+        """
+        self.call(case, tensors).fill_(float("nan"))
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+            result = self.call(case, tensors)
+            torch.cuda.synchronize()
+        return result, [event.key for event in recorded.key_averages() if "convt3d" in event.key]

@@ -23,7 +23,8 @@ CONVT3D_HOST_DEVICE float reciprocal(float v) {
 #endif
 }
 
-/// a / b of 0 <= a <= 1 <= b <= 2, or nan; nearly always rounded to nearest.
+/// a / b of a = 1 or b - 1 and 1 <= b <= 2, as sigmoid has it, or nan. Nearly always rounded to nearest: what the
+/// first quotient leaves of a is exact, for a small one too, as b is 1 there.
 CONVT3D_HOST_DEVICE float quotient(float a, float b) {
 #if defined(__CUDA_ARCH__)
   float const r = reciprocal(b);
