@@ -106,11 +106,11 @@ def fuse_report(model: nn.Module) -> FuseReport:
     """What :func:`fuse` did to ``model``; print it.
 
     Raises:
-        ValueError: ``model`` has not been fused, or not as a whole.
+        ValueError: ``model`` has not been fused, or not as a whole, or not since it was unfused.
     """
     report = model.__dict__.get(_REPORT)
     if not isinstance(report, FuseReport):
-        raise ValueError("convt3d: this model was not passed to convt3d.fuse()")
+        raise ValueError("convt3d: this model was not passed to convt3d.fuse(), or has been unfused")
     return report
 
 

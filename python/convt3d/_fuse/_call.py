@@ -84,14 +84,16 @@ class Call:
     def gradients(self, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Of input, weight, bias and add, for a graph that got hold of the pending tensor itself."""
         self._check_versions()
+        again = torch.is_grad_enabled()  # whether these are to be differentiated, too
         with self.ambience.modes(), torch.enable_grad():
+            # Aliases, as one of the tensors may have been made from another.
             leaves = [
-                None if t is None else t.detach().requires_grad_(w)
+                None if t is None else t.view_as(t) if again and w else t.detach().requires_grad_(w)
                 for t, w in zip(self.tensors, wanted, strict=True)
             ]
             out = self._run(*leaves)  # type: ignore[arg-type]
             chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if leaf is not None and want]
-            found = iter(torch.autograd.grad(out, chosen, grad_output))
+            found = iter(torch.autograd.grad(out, chosen, grad_output, create_graph=again))
         return [next(found) if t is not None and w else None for t, w in zip(leaves, wanted, strict=True)]
 
     @property

@@ -9,6 +9,7 @@ own code decides what is fused, in every call anew, and values never depend on t
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from ._steps import (
 )
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_is_compiling = torch.compiler.is_compiling
 _detach = torch.Tensor.detach
 _checkpoint = torch.utils.checkpoint.__name__
 
@@ -68,6 +70,7 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, form: Form, *tensors: Tensor | None) -> Tensor:
         ctx.call = call
+        ctx.superseded = False  # by a step in place, after which this place in the graph is not the tensor's
         return _Attach.plain(call, form)  # made here: an input handed back would be a view of itself
 
     @staticmethod
@@ -80,6 +83,12 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        if ctx.superseded:
+            raise RuntimeError(
+                "convt3d: the result of a fused transposed convolution was changed in place and then given "
+                "to an autograd.Function, a scripted function or an extension that the plan has not seen. "
+                "Call convt3d.fuse() again, or convt3d.unfuse()"
+            )
         return (None, None, *ctx.call.gradients(grad_outputs[0], ctx.needs_input_grad[2:]))
 
 
@@ -90,6 +99,9 @@ class PendingTensor(torch.Tensor):
     _form: Form  # asking the tensor itself takes a detour through __torch_function__
     _remaining: tuple[str, ...]  # planned steps
     _value: Tensor | None = None  # once computed
+    _data: Tensor | None = None  # the same behind autograd, once code past the Python layer has asked for it
+    _origin: Any = None  # this tensor's place in the graph, as it was made
+    _adopted: tuple[Any, Tensor] | None = None  # a later place, and the value that follows it
     _successor: PendingTensor | None = None  # what an in-place step has made of it
     _gate_of: PendingTensor | None = None  # for the hardswish(t) of t * hardswish(t): t
 
@@ -100,25 +112,49 @@ class PendingTensor(torch.Tensor):
         pending._call = call
         pending._form = form
         pending._remaining = remaining
+        if make is not _Attach.plain:
+            pending._origin = pending._place()
         return pending
 
     def resolve(self) -> Tensor:
         """The tensor itself; computed once."""
         pending = self.latest()
+        if pending._is_adopted():
+            place = pending._place()
+            if pending._adopted is None or pending._adopted[0] is not place:
+                pending._adopted = place, pending._through_autograd()
+            return pending._adopted[1]
         if pending._value is None:
-            pending._value = pending._adopted_value() if pending._is_adopted() else pending._call.run()
+            if pending._data is None:
+                pending._value = pending._call.run()
+            else:  # others may change it, or have it in a graph
+                pending._value = pending._through_autograd() if pending._call.wants_grad else pending._data
         return pending._value
 
     def _is_adopted(self) -> bool:
-        """Whether an autograd.Function, such as a checkpoint, has returned this tensor as its own result."""
-        if self._call.wants_grad or not torch.is_grad_enabled():
-            return False
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.requires_grad
+        """Whether code past the Python layer has given this tensor another place in the graph.
 
-    def _adopted_value(self) -> Tensor:
+        An autograd.Function, such as a checkpoint, that returns it as its own; what changes it in place.
+        """
+        if _is_compiling():  # Dynamo looks at this code, and cannot at places in a graph
+            return False
+        return torch.is_grad_enabled() and self._place() is not self._origin
+
+    def _place(self) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            return torch.clone(self)  # through autograd, to the function's backward
+            return self.grad_fn
+
+    def _through_autograd(self) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.clone(self)  # so that gradients come by its place in the graph
+
+    def _behind_autograd(self) -> Tensor:
+        """The values alone: always the same memory, as what is changed in place must stay changed."""
+        if self._value is not None:
+            return self._value
+        if self._data is None:
+            self._data = self._call.run()
+        return self._data
 
     def latest(self) -> PendingTensor:
         pending = self
@@ -144,8 +180,12 @@ class PendingTensor(torch.Tensor):
         if func is _detach and sys._getframe(1).f_globals.get("__name__") == _checkpoint:
             with saved_plainly():
                 args[0].resolve()
+        first = args[0] if args else None
         args, kwargs = tree_map(_resolved, (tuple(args), dict(kwargs)))
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if isinstance(first, PendingTensor) and out is args[0] and _is_of_a_function(sys._getframe(1)):
+            return first  # which mark_dirty() wants back
+        return out
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -153,14 +193,27 @@ class PendingTensor(torch.Tensor):
     ) -> Any:
         # Reached only by code that skips the Python layer (an autograd.Function, a C++ extension). Autograd
         # is behind us here: what is computed now has no graph and must not be kept as the value.
+        given: dict[int, PendingTensor] = {}
+
         def plain(item: Any) -> Any:
             if not isinstance(item, PendingTensor):
                 return item
             pending = item.latest()
-            return pending._call.run() if pending._value is None else pending._value
+            data = pending._behind_autograd()
+            given[id(data)] = item
+            return data
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs or {})))
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        return given.get(id(out), out)  # in place: the tensor that was given
+
+
+def _is_of_a_function(frame: types.FrameType) -> bool:
+    """Whether the frame is the forward of an autograd.Function."""
+    code = frame.f_code
+    if torch.is_grad_enabled() or code.co_name != "forward" or not code.co_argcount:
+        return False
+    return not isinstance(frame.f_locals[code.co_varnames[0]], torch.nn.Module)
 
 
 def _resolved(item: Any) -> Any:
@@ -274,7 +327,8 @@ def _open(operand: Any) -> PendingTensor | None:
     if not isinstance(operand, PendingTensor):
         return None
     pending = operand.latest()
-    if pending._value is not None or not pending._remaining or pending._is_adopted():
+    looked_into = pending._value is not None or pending._data is not None
+    if looked_into or not pending._remaining or pending._is_adopted():
         return None
     ambience = pending._call.ambience
     return pending if ambience == Ambience.current(ambience.device) else None
@@ -291,4 +345,6 @@ def _advance(pending: PendingTensor, call: Call, inplace: bool) -> Tensor:
     following = PendingTensor.create(call, remaining, pending._form)
     if inplace:
         pending._successor = following
+        if pending._origin is not None:
+            pending._origin.superseded = True
     return following

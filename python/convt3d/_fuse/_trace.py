@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -38,6 +39,9 @@ def holds_conv(module: nn.Module) -> bool:
 
 class _Tracer(fx.Tracer):
     """Symbolic tracing in which a module that does not trace is one opaque node."""
+
+    # What a forward does with a buffer is written down, not done.
+    proxy_buffer_attributes = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,11 +94,22 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
         found.append((module, dict(module.__dict__)))
         for name in HOOKS:
             module.__dict__[name] = OrderedDict()
-    random_state = torch.get_rng_state()
+    # Those that are kept in a list, say, are changed after all.
+    buffers = [
+        (b, b._version, b.detach().clone())
+        for b in model.buffers()
+        if not (b.is_inference() or nn.parameter.is_lazy(b))
+    ]
+    random_state, python_state = torch.get_rng_state(), random.getstate()
     try:
         yield
     finally:
         torch.set_rng_state(random_state)
+        random.setstate(python_state)
+        with torch.no_grad():
+            for buffer, version, values in buffers:
+                if buffer._version != version:
+                    buffer.copy_(values)
         for module, attributes in found:
             module.__dict__.clear()
             module.__dict__.update(attributes)
@@ -287,7 +302,8 @@ def recorded_graph(model: nn.Module, example_inputs: Any) -> fx.Graph:
             for leaf in tree_flatten((args, kwargs))[0]:
                 if isinstance(leaf, Tensor):
                     recorder.nodes[leaf] = recorder.graph.placeholder(f"input_{len(recorder.nodes)}")
-            with recorder:
+            # What is compiled runs eagerly: the compiler would trace the recorder.
+            with recorder, torch.compiler.set_stance("force_eager"):
                 out = model(*args, **kwargs)
         recorder.finish(out)
         _use_what_is_kept(
