@@ -58,7 +58,8 @@ up(x, add=skip).square().mean().backward()
 assert up.weight.grad is not None
 print(f"gradient   of the weight, norm {up.weight.grad.norm().item():.3f}")
 
-# 5. An existing network: the same object, with what follows each transposed convolution taken in.
+# 5. An existing network: the same object, with what follows each transposed convolution taken in. Results
+# below 64 MiB, such as these, do not wait for it (docs/fuse.md), so nothing differs here.
 model = Decoder().to(device).eval()
 with torch.inference_mode():
     before = model(x, skip)

@@ -96,7 +96,7 @@ def demo(
             f"(a large copy, measured now) = {explanation.floor_seconds * 1e3:.3f} ms"
         )
     if device == "cpu":
-        console.line("On a CPU both run PyTorch's convolution: times differ by noise, the errors count.")
+        console.line("On a CPU both run PyTorch's convolution: the errors count, not the times.")
     for candidate in candidates:
         if candidate.skipped:
             console.line(f"{candidate.name} was skipped: {candidate.skipped}")
