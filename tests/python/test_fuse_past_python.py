@@ -134,7 +134,7 @@ def test_gradients_of_a_function_behind_a_step_in_place_are_refused() -> None:
     torch.testing.assert_close(fused.up.weight.grad, model.up.weight.grad)
     fused.other_name = True
     torch.testing.assert_close(fused(x, skip), model(x, skip))
-    with pytest.raises(RuntimeError, match="that the plan has not seen"):
+    with pytest.raises(RuntimeError, match="plan has not seen"):
         fused(x, skip).sum().backward()
     with torch.no_grad():
         torch.testing.assert_close(fused(x, skip), model(x, skip))
@@ -207,3 +207,22 @@ def test_a_run_is_watched_through_torch_compile(whole: bool) -> None:
     entry = convt3d.fuse_report(fused).entries[0]
     assert entry.fused == ("batch_norm", "relu")
     torch.testing.assert_close(fused(x), expected)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda y: (y[:, :2], F.relu(Doubled.apply(y)))[0].sum(),  # a view of what is doubled
+        lambda y: (y.register_hook(lambda g: 3 * g), F.relu(Doubled.apply(y)))[1],
+        lambda y: (y.register_hook(lambda g: 3 * g), Squared.apply(y))[1],
+        lambda y: (y.retain_grad(), Squared.apply(y))[1],
+        lambda y: (F.relu_(y), scripted_swish(y))[1],
+    ],
+    ids=["view", "hook, in place", "hook", "retain_grad", "relu in place, then a script"],
+)
+def test_what_cannot_be_followed_is_refused(use: Callable[[Tensor], Tensor], monkeypatch: Any) -> None:
+    """An error of PyTorch's or ours, not a wrong gradient."""
+    monkeypatch.setitem(USES, "refused", use)
+    _, fused = before_and_after("refused")
+    with pytest.raises(RuntimeError, match=r"dirty|plan has not seen"):
+        fused(torch.randn(1, 6, 3, 3, 3)).sum().backward()

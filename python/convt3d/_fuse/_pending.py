@@ -38,6 +38,7 @@ from ._steps import (
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
 _detach = torch.Tensor.detach
+_WATCHING = (torch.Tensor.register_hook, torch.Tensor.retain_grad)
 _checkpoint = torch.utils.checkpoint.__name__
 
 
@@ -85,9 +86,9 @@ class _Attach(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         if ctx.superseded:
             raise RuntimeError(
-                "convt3d: the result of a fused transposed convolution was changed in place and then given "
-                "to an autograd.Function, a scripted function or an extension that the plan has not seen. "
-                "Call convt3d.fuse() again, or convt3d.unfuse()"
+                "convt3d: the result of a fused transposed convolution was changed in place, or got a hook, "
+                "and was then given to an autograd.Function, a scripted function or an extension that the "
+                "plan has not seen. Call convt3d.fuse() again, or convt3d.unfuse()"
             )
         return (None, None, *ctx.call.gradients(grad_outputs[0], ctx.needs_input_grad[2:]))
 
@@ -100,6 +101,7 @@ class PendingTensor(torch.Tensor):
     _remaining: tuple[str, ...]  # planned steps
     _value: Tensor | None = None  # once computed
     _data: Tensor | None = None  # the same behind autograd, once code past the Python layer has asked for it
+    _seen = False  # whether the value may be part of a graph by now
     _origin: Any = None  # this tensor's place in the graph, as it was made
     _adopted: tuple[Any, Tensor] | None = None  # a later place, and the value that follows it
     _successor: PendingTensor | None = None  # what an in-place step has made of it
@@ -129,6 +131,7 @@ class PendingTensor(torch.Tensor):
                 pending._value = pending._call.run()
             else:  # others may change it, or have it in a graph
                 pending._value = pending._through_autograd() if pending._call.wants_grad else pending._data
+        pending._seen = pending._seen or torch.is_grad_enabled()
         return pending._value
 
     def _is_adopted(self) -> bool:
@@ -139,6 +142,10 @@ class PendingTensor(torch.Tensor):
         if _is_compiling():  # Dynamo looks at this code, and cannot at places in a graph
             return False
         return torch.is_grad_enabled() and self._place() is not self._origin
+
+    def _leave_origin(self) -> None:
+        if self._origin is not None:
+            self._origin.superseded = True
 
     def _place(self) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
@@ -181,10 +188,14 @@ class PendingTensor(torch.Tensor):
             with saved_plainly():
                 args[0].resolve()
         first = args[0] if args else None
+        if func in _WATCHING and isinstance(first, PendingTensor):
+            first.latest()._leave_origin()  # gradients that arrive there would pass the value by
         args, kwargs = tree_map(_resolved, (tuple(args), dict(kwargs)))
         out = func(*args, **kwargs)
         if isinstance(first, PendingTensor) and out is args[0] and _is_of_a_function(sys._getframe(1)):
-            return first  # which mark_dirty() wants back
+            # mark_dirty() wants it back. Not if a view has the value already, whose gradients would pass this
+            # function by: then PyTorch refuses what it gets.
+            return out if first._call.wants_grad and first.latest()._seen else first
         return out
 
     @classmethod
@@ -341,10 +352,10 @@ def _advance(pending: PendingTensor, call: Call, inplace: bool) -> Tensor:
         value = call.run_here()
         if inplace:
             pending._value = value
+            pending._leave_origin()
         return value
     following = PendingTensor.create(call, remaining, pending._form)
     if inplace:
         pending._successor = following
-        if pending._origin is not None:
-            pending._origin.superseded = True
+        pending._leave_origin()
     return following
