@@ -40,9 +40,6 @@ def holds_conv(module: nn.Module) -> bool:
 class _Tracer(fx.Tracer):
     """Symbolic tracing in which a module that does not trace is one opaque node."""
 
-    # What a forward does with a buffer is written down, not done.
-    proxy_buffer_attributes = True
-
     def __init__(self) -> None:
         super().__init__()
         self.opaque: dict[nn.Module, str] = {}
@@ -94,7 +91,7 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
         found.append((module, dict(module.__dict__)))
         for name in HOOKS:
             module.__dict__[name] = OrderedDict()
-    # Those that are kept in a list, say, are changed after all.
+    # A forward computes with the buffers themselves: a stand-in might stay in a cache.
     buffers = [
         (b, b._version, b.detach().clone())
         for b in model.buffers()
