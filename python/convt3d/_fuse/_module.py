@@ -23,7 +23,7 @@ from ..modules import FusedConvTranspose3d
 from ._ambience import Ambience, is_capturing
 from ._call import Call, versions_of
 from ._hooks import Watched
-from ._pending import PLAIN_TYPES, Form, PendingTensor
+from ._pending import PLAIN_TYPES, Form, PendingTensor, owner_of_forward
 from ._steps import BATCH_NORM, DROPOUT
 
 # Looked up once.
@@ -174,10 +174,8 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         around = 0
         frame: Any = sys._getframe(1)
         while frame is not None and around <= self.convt3d_exits:
-            code = frame.f_code
-            if code.co_name == "forward" and code.co_argcount:
-                owner = frame.f_locals.get(code.co_varnames[0])
-                around += isinstance(owner, nn.Module) and owner is not self
+            owner = owner_of_forward(frame)
+            around += isinstance(owner, nn.Module) and owner is not self
             frame = frame.f_back
         return around > self.convt3d_exits
 

@@ -20,11 +20,16 @@ _OPERATORS = (
     "iadd", "isub", "imul", "itruediv", "ifloordiv", "idiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor",
     "ilshift", "irshift", "iconcat", "setitem", "delitem",
 )  # fmt: skip
-_INPLACE = frozenset(_OPERATORS) | {f"__{name}__" for name in _OPERATORS} | {"__set__", "setattr", "delattr"}
-# Functions from here change what their names and arguments say, and nothing else.
-_KNOWN = frozenset({"torch", "operator", "_operator", "math", "builtins", "einops", "convt3d"})
 # What these hand out may be written to where nothing is recorded.
 _EXPORTS = frozenset({"numpy", "__array__", "__dlpack__", "to_dlpack", "storage", "untyped_storage"})
+_INPLACE = (
+    frozenset(_OPERATORS)
+    | {f"__{name}__" for name in _OPERATORS}
+    | {"__set__", "setattr", "delattr"}
+    | _EXPORTS
+)
+# Functions from here change what their names and arguments say, and nothing else.
+_KNOWN = frozenset({"torch", "operator", "_operator", "math", "builtins", "einops", "convt3d"})
 _JOINING = frozenset({"set_", "set_data", "__set__", "setattr"})
 _NO_TENSORS = (bool, int, float, str, torch.SymInt, torch.SymFloat, torch.SymBool, nn.Module)
 
@@ -51,7 +56,7 @@ def changed_operands(node: fx.Node, module: nn.Module | None) -> list[fx.Node]:
         if not _is_known(node) or "inplace" in name:
             tensors = [n for n in node.all_input_nodes if not isinstance(_example(n), _NO_TENSORS)]
             return list(dict.fromkeys(tensors))
-        if name in _INPLACE | _EXPORTS or (name.endswith("_") and not name.endswith("__")):
+        if name in _INPLACE or (name.endswith("_") and not name.endswith("__")):
             collect(_first(node))
         collect(node.kwargs.get("out"))
         for arguments, written in _bindings(node):

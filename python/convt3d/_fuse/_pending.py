@@ -219,12 +219,20 @@ class PendingTensor(torch.Tensor):
         return given.get(id(out), out)  # in place: the tensor that was given
 
 
+def owner_of_forward(frame: types.FrameType) -> Any:
+    """Of a forward's frame, the first argument: a module, or an autograd.Function's context. Else None."""
+    code = frame.f_code
+    if code.co_name != "forward" or not code.co_argcount:
+        return None
+    return frame.f_locals.get(code.co_varnames[0])
+
+
 def _is_of_a_function(frame: types.FrameType) -> bool:
     """Whether the frame is the forward of an autograd.Function."""
-    code = frame.f_code
-    if torch.is_grad_enabled() or code.co_name != "forward" or not code.co_argcount:
+    if torch.is_grad_enabled():
         return False
-    return not isinstance(frame.f_locals[code.co_varnames[0]], torch.nn.Module)
+    owner = owner_of_forward(frame)
+    return owner is not None and not isinstance(owner, torch.nn.Module)
 
 
 def _resolved(item: Any) -> Any:
