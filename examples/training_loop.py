@@ -5,7 +5,8 @@
     python examples/training_loop.py [--steps 30]
 
 Fused and unfused start from the same weights and see the same data: their losses agree to rounding. In
-training batch norm runs by itself; in evaluation it is folded into the transposed convolution, in each call.
+training each transposed convolution runs through convt3d by itself; in evaluation, without gradients, batch
+norm is folded into it, in each call.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ("name", "value"),
     [("stride", 2), ("stride", (2,)), ("stride", [2, 2, 2]), ("output_padding", 1), ("dilation", 1)],
 )
+@torch.no_grad()
 def test_attributes_may_be_what_the_function_takes(name: str, value: Any, deferred: list[str]) -> None:
     """PyTorch's module makes three ints of them, but passes on what is there."""
     model = nn.Sequential(nn.ConvTranspose3d(4, 6, 3, 2, 1, 1), nn.ReLU())
@@ -32,6 +33,7 @@ def test_attributes_may_be_what_the_function_takes(name: str, value: Any, deferr
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 3, 3, 3), (3, 6, 3, 3, 3), (4, 6, 5, 5, 5)])
+@torch.no_grad()
 def test_the_shape_is_the_weights(shape: tuple[int, ...], deferred: list[str]) -> None:
     """Pruning channels replaces parameters, and may leave the attributes as they were."""
     model = nn.Sequential(nn.ConvTranspose3d(4, 6, 3, 2, 1, 1), nn.ReLU())

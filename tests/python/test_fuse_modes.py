@@ -36,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("skip_dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
 def test_autocast_keeps_the_type(skip_dtype: torch.dtype, deferred: list[str]) -> None:
     x, skip = inputs()
     model = StereoLike()
@@ -66,6 +67,7 @@ def test_a_small_result_does_not_wait(deferred: list[str], monkeypatch: pytest.M
         assert deferred == wanted
 
 
+@torch.no_grad()
 def test_a_dropout_is_no_step_to_wait_for(deferred: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In eval it takes no pass over the result."""
     model = nn.Sequential(nn.ConvTranspose3d(2, 3, 2, 2), nn.Dropout3d(), nn.ReLU()).eval()
@@ -78,6 +80,7 @@ def test_a_dropout_is_no_step_to_wait_for(deferred: list[str], monkeypatch: pyte
         assert deferred == wanted
 
 
+@torch.no_grad()
 def test_autocast_that_ends_in_between() -> None:
     class Ends(Residual):
         def forward(self, x: Tensor, skip: Tensor) -> Tensor:
@@ -269,7 +272,8 @@ def test_example_inputs_show_it(form: str, deferred: list[str]) -> None:
     assert report["up"].fused == ("batch_norm", "add", "silu")
     assert report["block.up"].fused == ("add", "relu")
     deferred.clear()
-    model.eval()(*inputs())
+    with torch.no_grad():
+        model.eval()(*inputs())
     assert deferred == ["silu", "relu"]
 
 
@@ -389,6 +393,7 @@ def test_errors_of_the_example_run_are_the_models() -> None:
     unfuse(model)
 
 
+@torch.no_grad()
 def test_replaced_batch_norm_after_fuse() -> None:
     """A module swapped by the user: the plan is stale, the result right."""
     model = fuse(spiced(Chain(up(), nn.BatchNorm3d(6), nn.ReLU())).eval())

@@ -29,8 +29,9 @@ def fuse(model: _Model, example_inputs: Any = None) -> _Model:
 
     Every ``nn.ConvTranspose3d`` in it becomes a :class:`convt3d.FusedConvTranspose3d`: the same object, with
     the same parameters, hooks, flags and ``state_dict`` keys. Where the model's graph shows a batch norm (in
-    eval), an add or an activation of the table behind one, these run in the same call. Nothing else in the
-    model changes, neither classes nor signatures; :func:`unfuse` undoes it. Calling it again plans anew.
+    eval), an add, an activation of the table or a concatenation behind one, these run in the same call under
+    ``torch.no_grad()`` or ``torch.inference_mode()``. Nothing else in the model changes, neither classes nor
+    signatures; :func:`unfuse` undoes it. Calling it again plans anew.
 
     Args:
         model: traced with torch.fx; parts that do not trace are passed over, and the parts within them traced

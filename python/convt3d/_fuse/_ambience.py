@@ -25,7 +25,6 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
 _transform = _C._functorch.peek_interpreter_stack
-_saving_hooks = _C._autograd._top_saved_tensors_default_hooks
 
 
 class Place(NamedTuple):
@@ -44,23 +43,20 @@ class Ambience(NamedTuple):
     inference: bool
     autocast_dtype: torch.dtype | None  # None: autocast is off
     switches: tuple[str | bool, ...]  # fp32 precision; on a GPU cuDNN's enabled, benchmark, deterministic
-    saving: tuple[Any, Any] | None  # the hooks through which autograd saves tensors
     transformed: bool  # in a torch.func transform, or in a level of forward-mode AD
 
     @staticmethod
     def current(device: torch.device) -> Ambience:
         kind = device.type
-        grad = _is_grad_enabled()
         return tuple.__new__(  # NamedTuple's own constructor takes twice as long
             Ambience,
             (
                 device,
                 current_place(device),
-                grad,
+                _is_grad_enabled(),
                 _is_inference_mode_enabled(),
                 torch.get_autocast_dtype(kind) if _is_autocast_enabled(kind) else None,
                 current_switches(kind),
-                _saving_hooks(False) if grad else None,
                 _transform() is not None or forward_ad._current_level >= 0,
             ),
         )
@@ -77,14 +73,12 @@ class Ambience(NamedTuple):
             temporarily_clear_interpreter_stack() if now.transformed else contextlib.nullcontext(),
             _work_goes_to(self.place, now.place),
             _switched(self.switches, now.switches, self.device.type),
-            self.modes(),
-            saved_plainly() if now.saving not in (None, self.saving) else contextlib.nullcontext(),
+            self._modes(),
         ):
             yield
 
     @contextlib.contextmanager
-    def modes(self) -> Iterator[None]:
-        """The gradient mode, inference mode and autocast alone, which also a backward pass needs."""
+    def _modes(self) -> Iterator[None]:
         kind = self.device.type
         dtype = self.autocast_dtype or torch.get_autocast_dtype(kind)
         with (
@@ -142,12 +136,6 @@ def is_capturing(device: torch.device) -> bool:
         return bool(_C._cuda_isCurrentStreamCapturing())
     with torch.cuda.device(device.index):  # torch asks the current device's stream
         return bool(_C._cuda_isCurrentStreamCapturing())
-
-
-def saved_plainly() -> contextlib.AbstractContextManager[None]:
-    """Keeps hooks that came later, a checkpoint's, from what the call saves: that is no part of what they
-    count in forward and again when they recompute. The noted hooks may be over by now."""
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 @contextlib.contextmanager

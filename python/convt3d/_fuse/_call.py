@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._cat import conv_transpose3d_cat
@@ -49,21 +47,21 @@ class Call:
     def run_here(self) -> Tensor:
         """:meth:`run` where the ambience is known to be that of the call."""
         self._check_versions()
-        return self._run(self.input, self.weight, self.bias, self.add)
+        return self._run()
 
     def run(self) -> Tensor:
         self._check_versions()
         now = Ambience.current(self.ambience.device)
         if self.ambience == now:
-            return self._run(self.input, self.weight, self.bias, self.add)
+            return self._run()
         with self.ambience.restored(now):
-            return self._run(self.input, self.weight, self.bias, self.add)
+            return self._run()
 
-    def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+    def _run(self) -> Tensor:
         arguments: Any = (
-            input,
-            weight,
-            bias,
+            self.input,
+            self.weight,
+            self.bias,
             self.stride,
             self.padding,
             self.output_padding,
@@ -71,7 +69,7 @@ class Call:
             self.dilation,
         )
         rest: Any = {
-            "add": add,
+            "add": self.add,
             "add_order": self.add_order,
             "activation": self.activation,
             "negative_slope": self.negative_slope,
@@ -80,29 +78,6 @@ class Call:
         if self.cat is not None:
             return conv_transpose3d_cat(*arguments, skip=self.cat[0], skip_first=self.cat[1], **rest)
         return conv_transpose3d(*arguments, **rest)
-
-    def gradients(self, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-        """Of input, weight, bias and add, for a graph that got hold of the pending tensor itself."""
-        self._check_versions()
-        again = torch.is_grad_enabled()  # whether these are to be differentiated, too
-        with self.ambience.modes(), torch.enable_grad():
-            # Aliases, as one of the tensors may have been made from another.
-            leaves = [
-                None if t is None else t.view_as(t) if again and w else t.detach().requires_grad_(w)
-                for t, w in zip(self.tensors, wanted, strict=True)
-            ]
-            out = self._run(*leaves)  # type: ignore[arg-type]
-            chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if leaf is not None and want]
-            found = iter(torch.autograd.grad(out, chosen, grad_output, create_graph=again))
-        return [next(found) if t is not None and w else None for t, w in zip(leaves, wanted, strict=True)]
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        return self.input, self.weight, self.bias, self.add
-
-    @property
-    def wants_grad(self) -> bool:
-        return self.ambience.grad and any(t is not None and t.requires_grad for t in self.tensors)
 
     def _check_versions(self) -> None:
         for tensor, version in self.versions:

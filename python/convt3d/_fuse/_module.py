@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +24,12 @@ from ..modules import FusedConvTranspose3d
 from ._ambience import Ambience, is_capturing
 from ._call import Call, versions_of
 from ._hooks import Watched
-from ._pending import PLAIN_TYPES, Form, PendingTensor, owner_of_forward
+from ._pending import PLAIN_TYPES, Form, PendingTensor
 from ._steps import BATCH_NORM, DROPOUT
 
 # Looked up once.
 _is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch._C._is_tracing
 
 WORTH_WAITING = 64 << 20
@@ -42,8 +44,8 @@ but 100 to 200 in a network, whose other code pushes ours out of the caches: as 
 class InPlaceConvTranspose3d(FusedConvTranspose3d):
     """A :class:`FusedConvTranspose3d` with the signature of ``nn.ConvTranspose3d``, made by :func:`fuse`.
 
-    Where the plan says that batch norm, an add or an activation follows, it returns a tensor that takes these
-    in when they are called.
+    Where the plan says that batch norm, an add or an activation follows, and no gradients are recorded, it
+    returns a tensor that takes these in when they are called.
     """
 
     # Class attributes: an object that changes its class does not pass through __init__.
@@ -68,7 +70,10 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
     def _may_wait(self, input: Tensor) -> bool:
         """Whether that gains, only planned operations see the result, and no hook, mode or transform does."""
         return not (
-            type(input) not in PLAIN_TYPES
+            # A graph would show, in more ways than can be followed, that a tensor came later than it was
+            # called; and in training the convolution's own kernels are what saves time.
+            _is_grad_enabled()
+            or type(input) not in PLAIN_TYPES
             or _is_tracing()  # or it would record the arithmetic
             or not self._gains(input)  # early: where all is small, this is the whole answer
             or input.device.type not in ("cpu", "cuda")
@@ -174,10 +179,18 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         around = 0
         frame: Any = sys._getframe(1)
         while frame is not None and around <= self.convt3d_exits:
-            owner = owner_of_forward(frame)
+            owner = _owner_of_forward(frame)
             around += isinstance(owner, nn.Module) and owner is not self
             frame = frame.f_back
         return around > self.convt3d_exits
+
+
+def _owner_of_forward(frame: types.FrameType) -> Any:
+    """Of a forward's frame, the first argument: a module. Else None."""
+    code = frame.f_code
+    if code.co_name != "forward" or not code.co_argcount:
+        return None
+    return frame.f_locals.get(code.co_varnames[0])
 
 
 @functools.lru_cache(maxsize=1024)

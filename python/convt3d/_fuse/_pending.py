@@ -8,17 +8,16 @@ own code decides what is fused, in every call anew, and values never depend on t
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_map
 
-from ._ambience import Ambience, saved_plainly
+from ._ambience import Ambience
 from ._batch_norm import fold
 from ._call import Call, versions_of
 from ._steps import (
@@ -37,9 +36,7 @@ from ._steps import (
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
-_detach = torch.Tensor.detach
-_WATCHING = (torch.Tensor.register_hook, torch.Tensor.retain_grad)
-_checkpoint = torch.utils.checkpoint.__name__
+_C: Any = torch._C
 
 
 class Form(NamedTuple):
@@ -65,109 +62,56 @@ class Form(NamedTuple):
         return cls(shape, strides, dtype, device)
 
 
-class _Attach(torch.autograd.Function):
-    """Gives a pending tensor its place in the graph, for code that reaches autograd past the Python layer."""
+@dataclass(slots=True)
+class Waiting:
+    """What a pending tensor stands for; a step in place changes it."""
 
-    @staticmethod
-    def forward(ctx: Any, call: Call, form: Form, *tensors: Tensor | None) -> Tensor:
-        ctx.call = call
-        ctx.superseded = False  # by a step in place, after which this place in the graph is not the tensor's
-        return _Attach.plain(call, form)  # made here: an input handed back would be a view of itself
-
-    @staticmethod
-    def plain(call: Call, form: Form, *tensors: Tensor | None) -> PendingTensor:
-        """The bare tensor, with no place in a graph."""
-        made: PendingTensor = torch.Tensor._make_wrapper_subclass(
-            PendingTensor, form.shape, strides=form.strides, dtype=form.dtype, device=form.device
-        )
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        if ctx.superseded:
-            raise RuntimeError(
-                "convt3d: the result of a fused transposed convolution was changed in place, or got a hook, "
-                "and was then given to an autograd.Function, a scripted function or an extension that the "
-                "plan has not seen. Call convt3d.fuse() again, or convt3d.unfuse()"
-            )
-        return (None, None, *ctx.call.gradients(grad_outputs[0], ctx.needs_input_grad[2:]))
+    call: Call
+    form: Form  # asking the tensor itself takes a detour through __torch_function__
+    remaining: tuple[str, ...]  # planned steps
+    value: Tensor | None = None  # once computed
+    gate_of: Call | None = None  # for the hardswish(t) of t * hardswish(t): t's call
 
 
 class PendingTensor(torch.Tensor):
-    """The result of a :class:`Call` that has not run: shape, type and device are known, values on demand."""
+    """The result of a :class:`Call` that has not run: shape, type and device are known, values on demand.
 
-    _call: Call
-    _form: Form  # asking the tensor itself takes a detour through __torch_function__
-    _remaining: tuple[str, ...]  # planned steps
-    _value: Tensor | None = None  # once computed
-    _data: Tensor | None = None  # the same behind autograd, once code past the Python layer has asked for it
-    _seen = False  # whether the value may be part of a graph by now
-    _origin: Any = None  # this tensor's place in the graph, as it was made
-    _adopted: tuple[Any, Tensor] | None = None  # a later place, and the value that follows it
-    _successor: PendingTensor | None = None  # what an in-place step has made of it
-    _gate_of: PendingTensor | None = None  # for the hardswish(t) of t * hardswish(t): t
+    It belongs to no graph: nothing waits where gradients are recorded. Once computed it turns into the plain
+    tensor that it stood for, the object itself, so that whoever has it has one tensor and not two. Only while
+    something in C++ holds it, such as the arguments of an ``autograd.Function`` that is running, it has to
+    stay what it is, and shares its values' memory.
+    """
+
+    _waiting: Waiting
 
     @staticmethod
     def create(call: Call, remaining: tuple[str, ...], form: Form) -> PendingTensor:
-        make: Any = _Attach.apply if call.wants_grad else _Attach.plain
-        pending: PendingTensor = make(call, form, *call.tensors)
-        pending._call = call
-        pending._form = form
-        pending._remaining = remaining
-        if make is not _Attach.plain:
-            pending._origin = pending._place()
+        pending: PendingTensor = torch.Tensor._make_wrapper_subclass(
+            PendingTensor, form.shape, strides=form.strides, dtype=form.dtype, device=form.device
+        )
+        pending._waiting = Waiting(call, form, remaining)
         return pending
 
     def resolve(self) -> Tensor:
-        """The tensor itself; computed once."""
-        pending = self.latest()
-        if pending._is_adopted():
-            place = pending._place()
-            if pending._adopted is None or pending._adopted[0] is not place:
-                pending._adopted = place, pending._through_autograd()
-            return pending._adopted[1]
-        if pending._value is None:
-            if pending._data is None:
-                pending._value = pending._call.run()
-            else:  # others may change it, or have it in a graph
-                pending._value = pending._through_autograd() if pending._call.wants_grad else pending._data
-        pending._seen = pending._seen or torch.is_grad_enabled()
-        return pending._value
+        """The tensor itself; computed once. This object where it may turn into that."""
+        waiting = self._waiting
+        if waiting.value is None:
+            waiting.value = waiting.call.run()
+        return self if self._turn_into(waiting.value) else waiting.value
 
-    def _is_adopted(self) -> bool:
-        """Whether code past the Python layer has given this tensor another place in the graph.
-
-        An autograd.Function, such as a checkpoint, that returns it as its own; what changes it in place.
-        """
-        if _is_compiling():  # Dynamo looks at this code, and cannot at places in a graph
+    def _turn_into(self, value: Tensor) -> bool:
+        """Whether this object is a plain tensor from now on: ``value``, or what autograd has made of it."""
+        if _is_compiling():  # Dynamo looks at this code
             return False
-        return torch.is_grad_enabled() and self._place() is not self._origin
-
-    def _leave_origin(self) -> None:
-        if self._origin is not None:
-            self._origin.superseded = True
-
-    def _place(self) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.grad_fn
-
-    def _through_autograd(self) -> Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            return torch.clone(self)  # so that gradients come by its place in the graph
-
-    def _behind_autograd(self) -> Tensor:
-        """The values alone: always the same memory, as what is changed in place must stay changed."""
-        if self._value is not None:
-            return self._value
-        if self._data is None:
-            self._data = self._call.run()
-        return self._data
-
-    def latest(self) -> PendingTensor:
-        pending = self
-        while pending._successor is not None:
-            pending = pending._successor
-        return pending
+        with _C.DisableTorchFunctionSubclass():
+            if not (_is_held_once(self) and _is_held_once(value)):
+                return False
+            if self.requires_grad:  # code past the Python layer has given it a place in a graph
+                value = _Through.apply(self, value)  # type: ignore[no-untyped-call]
+            _C._swap_tensor_impl(self, value)  # of torch.utils.swap_tensors, without its detours
+        self.__class__ = torch.Tensor  # type: ignore[assignment]
+        del self._waiting
+        return True
 
     @classmethod
     def __torch_function__(
@@ -175,64 +119,90 @@ class PendingTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
+            with _C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         step = classify(func, args, kwargs)
         if step is not None:
             taken = _take(step)
             if taken is not None:
                 return taken
-        # A checkpoint that recomputes takes what was saved in it, and that may be a pending tensor, with
-        # detach(). In forward it did not look into that: what the convolution saves does not count here.
-        if func is _detach and sys._getframe(1).f_globals.get("__name__") == _checkpoint:
-            with saved_plainly():
-                args[0].resolve()
-        first = args[0] if args else None
-        if func in _WATCHING and isinstance(first, PendingTensor):
-            first.latest()._leave_origin()  # gradients that arrive there would pass the value by
-        args, kwargs = tree_map(_resolved, (tuple(args), dict(kwargs)))
-        out = func(*args, **kwargs)
-        if isinstance(first, PendingTensor) and out is args[0] and _is_of_a_function(sys._getframe(1)):
-            # mark_dirty() wants it back. Not if a view has the value already, whose gradients would pass this
-            # function by: then PyTorch refuses what it gets.
-            return out if first._call.wants_grad and first.latest()._seen else first
-        return out
+        held: dict[int, tuple[PendingTensor, Tensor, int]] = {}
+
+        def plain(item: Any) -> Any:
+            if not isinstance(item, PendingTensor):
+                return item
+            value = item.resolve()
+            if value is not item:
+                held[id(value)] = item, value, _version(value)
+            return value
+
+        plain_args, plain_kwargs = tree_map(plain, (tuple(args), dict(kwargs)))
+        if held and torch.is_grad_enabled():
+            # Autograd has to see the tensor that C++ holds.
+            with _C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        out = func(*plain_args, **plain_kwargs)
+        for pending, value, version in held.values():
+            if _version(value) != version:
+                increment_version(pending)
+        return held[id(out)][0] if id(out) in held else out  # in place: the tensor that was given
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # Reached only by code that skips the Python layer (an autograd.Function, a C++ extension). Autograd
-        # is behind us here: what is computed now has no graph and must not be kept as the value.
+        # Reached only by code that skips the Python layer (an autograd.Function, a scripted function, a C++
+        # extension), behind autograd.
         given: dict[int, PendingTensor] = {}
 
         def plain(item: Any) -> Any:
             if not isinstance(item, PendingTensor):
                 return item
-            pending = item.latest()
-            data = pending._behind_autograd()
-            given[id(data)] = item
-            return data
+            waiting = item._waiting
+            if waiting.value is None:
+                waiting.value = waiting.call.run()
+            given[id(waiting.value)] = item
+            return waiting.value
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs or {})))
         out = func(*args, **kwargs)
+        for value in _written(func, args, kwargs):
+            if id(value) in given and not value.is_inference():
+                increment_version(value)  # behind autograd nobody counts
         return given.get(id(out), out)  # in place: the tensor that was given
 
 
-def owner_of_forward(frame: types.FrameType) -> Any:
-    """Of a forward's frame, the first argument: a module, or an autograd.Function's context. Else None."""
-    code = frame.f_code
-    if code.co_name != "forward" or not code.co_argcount:
-        return None
-    return frame.f_locals.get(code.co_varnames[0])
+class _Through(torch.autograd.Function):
+    """A plain tensor in the place of a pending one: its values' memory, its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, pending: Tensor, value: Tensor) -> Tensor:
+        return value.data
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None]:
+        return grad_outputs[0], None
 
 
-def _is_of_a_function(frame: types.FrameType) -> bool:
-    """Whether the frame is the forward of an autograd.Function."""
-    if torch.is_grad_enabled():
-        return False
-    owner = owner_of_forward(frame)
-    return owner is not None and not isinstance(owner, torch.nn.Module)
+def _is_held_once(tensor: Any) -> bool:
+    """Whether nothing but its Python object holds the tensor; that object may have many names."""
+    return bool(tensor._use_count() == 1)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that a call of the operator ``func`` changes in place."""
+    if not func._schema.is_mutable:
+        return []
+    found: list[Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[index] if index < len(args) else kwargs.get(argument.name)
+            found += given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    return found
 
 
 def _resolved(item: Any) -> Any:
@@ -256,20 +226,21 @@ def _take(step: Step) -> Tensor | None:
     pending = _open(step.operands[0])
     if pending is None:
         return None
-    call, planned = pending._call, pending._remaining[0]
+    waiting = pending._waiting
+    call, planned = waiting.call, waiting.remaining[0]
     if step.name == planned == DROPOUT:
         return _advance(pending, call, inplace=True) if is_eval_dropout(step) else None
     if step.name == planned == BATCH_NORM:
         assert step.arguments is not None
         if call.input.dim() != 5:  # without a batch, torch's batch norm is one over the depth
             return None
-        folded = fold(call.weight, call.bias, call.groups, step.arguments, pending._form.dtype)
+        folded = fold(call.weight, call.bias, call.groups, step.arguments, waiting.form.dtype)
         if folded is None:
             return None
         return _advance(pending, call.but(weight=folded[0], bias=folded[1]), step.inplace)
     if step.name == "hardswish" and planned == X_HARDSWISH and not step.inplace:
-        gate = PendingTensor.create(call.but(activation="hardswish"), (), pending._form)
-        gate._gate_of = pending
+        gate = PendingTensor.create(call.but(activation="hardswish"), (), waiting.form)
+        gate._waiting.gate_of = call
         return gate
     if step.is_activation and step.name == planned:
         call = call.but(activation=step.name, negative_slope=step.negative_slope)
@@ -280,17 +251,25 @@ def _take(step: Step) -> Tensor | None:
 def _take_mul(step: Step) -> Tensor | None:
     first, second = step.operands
     for t, gate in ((first, second), (second, first)):
-        if isinstance(gate, PendingTensor) and gate._gate_of is not None and gate._value is None:
-            pending = _open(t)
-            if pending is gate._gate_of and (not step.inplace or t is first):
-                assert pending is not None
-                return _advance(pending, pending._call.but(activation=X_HARDSWISH), step.inplace)
+        if not isinstance(gate, PendingTensor) or gate._waiting.gate_of is None:
+            continue
+        pending = _open(t)
+        if (
+            pending is not None
+            and gate._waiting.value is None
+            and pending._waiting.call is gate._waiting.gate_of
+            and (not step.inplace or t is first)
+        ):
+            return _advance(pending, pending._waiting.call.but(activation=X_HARDSWISH), step.inplace)
     return None
 
 
 def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
     pending = _open(base)
-    if pending is None or pending._remaining[0] != ADD or pending._call.add is not None:
+    if pending is None:
+        return None
+    waiting = pending._waiting
+    if waiting.remaining[0] != ADD or waiting.call.add is not None:
         return None
     if isinstance(other, PendingTensor):
         other = other.resolve()
@@ -298,12 +277,12 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
     # could enlarge the result.
     if (
         type(other) not in PLAIN_TYPES
-        or other.dtype != pending._form.dtype
-        or other.device != pending._form.device
-        or not _broadcasts_to(other.shape, pending._form.shape)
+        or other.dtype != waiting.form.dtype
+        or other.device != waiting.form.device
+        or not _broadcasts_to(other.shape, waiting.form.shape)
     ):
         return None
-    call = pending._call
+    call = waiting.call
     order = "before" if call.activation == "none" else "after"
     call = call.but(add=other, add_order=order, versions=call.versions + versions_of(other))
     return _advance(pending, call, step.inplace)
@@ -313,9 +292,10 @@ def _take_cat(step: Step) -> Tensor | None:
     for skip_first in (False, True):
         second, first = step.operands if skip_first else step.operands[::-1]
         pending = _open(first)
-        if pending is None or pending._remaining[0] != CAT or first is second:
+        if pending is None or pending._waiting.remaining[0] != CAT or first is second:
             continue
-        shape = pending._form.shape
+        form = pending._waiting.form
+        shape = form.shape
         channels = len(shape) - 4
         skip = _resolved(second)
         sizes = tuple(skip.shape) if isinstance(skip, Tensor) else ()  # slices of a torch.Size are slow
@@ -323,13 +303,13 @@ def _take_cat(step: Step) -> Tensor | None:
             cat_dim(step) in (channels, -4)
             and type(skip) in PLAIN_TYPES
             and skip.layout == torch.strided
-            and skip.dtype == pending._form.dtype  # another one would promote
-            and skip.device == pending._form.device
+            and skip.dtype == form.dtype  # another one would promote
+            and skip.device == form.device
             and len(sizes) == len(shape)
             and sizes[:channels] == shape[:channels]
             and sizes[channels + 1 :] == shape[channels + 1 :]
         ):
-            call = pending._call
+            call = pending._waiting.call
             return call.but(cat=(skip, skip_first), versions=call.versions + versions_of(skip)).run_here()
     return None
 
@@ -345,25 +325,24 @@ def _open(operand: Any) -> PendingTensor | None:
     """The pending tensor that ``operand`` is, if it can still take something in."""
     if not isinstance(operand, PendingTensor):
         return None
-    pending = operand.latest()
-    looked_into = pending._value is not None or pending._data is not None
-    if looked_into or not pending._remaining or pending._is_adopted():
+    waiting = operand._waiting
+    if waiting.value is not None or not waiting.remaining:
         return None
-    ambience = pending._call.ambience
-    return pending if ambience == Ambience.current(ambience.device) else None
+    ambience = waiting.call.ambience
+    return operand if ambience == Ambience.current(ambience.device) else None
 
 
 def _advance(pending: PendingTensor, call: Call, inplace: bool) -> Tensor:
-    remaining = pending._remaining[1:]
+    waiting = pending._waiting
+    remaining = waiting.remaining[1:]
     if not remaining:
         # The chain ends here: from here on there are ordinary tensors only.
         value = call.run_here()
-        if inplace:
-            pending._value = value
-            pending._leave_origin()
-        return value
-    following = PendingTensor.create(call, remaining, pending._form)
-    if inplace:
-        pending._successor = following
-        pending._leave_origin()
-    return following
+        if not inplace:
+            return value
+        waiting.value = value
+        return pending.resolve()
+    if not inplace:
+        return PendingTensor.create(call, remaining, waiting.form)
+    waiting.call, waiting.remaining = call, remaining
+    return pending

@@ -91,27 +91,39 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
         found.append((module, dict(module.__dict__)))
         for name in HOOKS:
             module.__dict__[name] = OrderedDict()
-    # A forward computes with the buffers themselves: a stand-in might stay in a cache.
-    buffers = [
-        (b, b._version, b.detach().clone())
-        for b in model.buffers()
-        if not (b.is_inference() or nn.parameter.is_lazy(b))
-    ]
-    random_state, python_state = torch.get_rng_state(), random.getstate()
     try:
-        yield
+        # A forward computes with the buffers themselves: a stand-in might stay in a cache.
+        with _same_values(model), torch.random.fork_rng(()):
+            yield
     finally:
-        torch.set_rng_state(random_state)
-        random.setstate(python_state)
-        with torch.no_grad():
-            for buffer, version, values in buffers:
-                if buffer._version != version:
-                    buffer.copy_(values)
         for module, attributes in found:
             module.__dict__.clear()
             module.__dict__.update(attributes)
         for container, content in contents:
             _refill(container, content)
+
+
+@contextlib.contextmanager
+def _same_values(model: nn.Module) -> Iterator[None]:
+    """Undoes what a forward does to buffers (statistics, counters) and to Python's random generator."""
+    modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+    named = [(module._buffers, dict(module._buffers)) for module in modules]
+    values = [
+        (b, b._version, b.detach().clone())
+        for b in model.buffers()
+        if not (b.is_inference() or nn.parameter.is_lazy(b))
+    ]
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        for buffers, found in named:
+            buffers.update(found)
+        with torch.no_grad():
+            for buffer, version, value in values:
+                if buffer._version != version:
+                    buffer.copy_(value)
 
 
 _CONTAINERS = (dict, list, set, deque, tuple, frozenset)
@@ -300,7 +312,7 @@ def recorded_graph(model: nn.Module, example_inputs: Any) -> fx.Graph:
                 if isinstance(leaf, Tensor):
                     recorder.nodes[leaf] = recorder.graph.placeholder(f"input_{len(recorder.nodes)}")
             # What is compiled runs eagerly: the compiler would trace the recorder.
-            with recorder, torch.compiler.set_stance("force_eager"):
+            with _same_values(model), recorder, torch.compiler.set_stance("force_eager"):
                 out = model(*args, **kwargs)
         recorder.finish(out)
         _use_what_is_kept(
