@@ -13,7 +13,7 @@ from torch import nn
 import convt3d
 from convt3d import _autocast
 from convt3d._fuse import _module
-from fuse_nets import LocalNetLike, Residual, StereoLike, ZerosSkip, calibrated, gradients, inputs
+from fuse_nets import LocalNetLike, Residual, StereoLike, ZerosSkip, calibrated, gradients, inputs, inside
 
 pytestmark = pytest.mark.gpu
 
@@ -105,11 +105,16 @@ def test_streams() -> None:
         x_later = x.clone()
         x.zero_()
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(20_000_000)
-            x.copy_(x_later)
-            y = model.up(x)
-        out = model.act(y + skip)
+
+        def run() -> torch.Tensor:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(20_000_000)
+                x.copy_(x_later)
+                y = model.up(x)
+            assert type(y) is not torch.Tensor
+            return model.act(y + skip)
+
+        out = inside(run)
     torch.testing.assert_close(out, wanted)
 
 

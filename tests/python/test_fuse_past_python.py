@@ -7,8 +7,10 @@ import copy
 import functools
 import gc
 import random
+import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import convt3d
-from fuse_nets import up
+from fuse_nets import inside, up
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -304,6 +306,51 @@ def saved_by_a_function_and_changed(y: Tensor, scale: Tensor) -> Any:
     kept.sum().backward()
 
 
+def saved_then_a_view_changed(y: Tensor, scale: Tensor) -> Any:
+    out = checkpoint(lambda t: (t * scale).square(), y, use_reentrant=False)
+    with torch.no_grad():
+        y[:, :2].mul_(3)
+    return out
+
+
+def a_view_of_a_function_changed(y: Tensor, scale: Tensor) -> Any:
+    kept: list[Tensor] = []
+
+    class Views(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Tensor) -> Tensor:
+            kept.append(y[:, :1])
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0]
+
+    Views.apply(y)
+    out = (y * scale).square()
+    with torch.no_grad():
+        kept[0].mul_(3)
+    return out
+
+
+def a_leaf_while_it_is_held(y: Tensor, scale: Tensor) -> Any:
+    held = Scaled.apply(y.detach(), scale), Squared.apply(y)
+    with torch.no_grad():
+        y.requires_grad_()
+    del held
+    (y * y).sum().backward()
+    assert y.is_leaf and y.grad is not None
+    return y.grad * scale
+
+
+def array_while_it_is_held(y: Tensor, scale: Tensor) -> Any:
+    out = Scaled.apply(y, scale)
+    with torch.no_grad():
+        y.detach().numpy()[...] += 1
+        assert y.detach().tolist()[0][0][0][0][0] == y[0, 0, 0, 0, 0].item()
+    return (y * 2).detach() + out.detach() * scale
+
+
 ESCAPES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "function in place": lambda y, w: (Scaled.apply(y, w), F.relu(y))[1],
     "function in place, result": lambda y, w: F.relu(Scaled.apply(y, w)),
@@ -322,6 +369,13 @@ ESCAPES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "data": lambda y, w: (y.data.mul_(2), y * w)[1],
     "saved and changed": saved_and_changed,
     "saved by a function and changed": saved_by_a_function_and_changed,
+    "saved, then a view changed": saved_then_a_view_changed,
+    "a view of a function changed": a_view_of_a_function_changed,
+    "a leaf while it is held": a_leaf_while_it_is_held,
+    "an array while it is held": array_while_it_is_held,
+    "weak reference in C++": lambda y, w: (torch._C._WeakTensorRef(y), y * w + y)[1],
+    "to itself": lambda y, w: (y + y) * w,
+    "foreach": lambda y, w: (Scaled.apply(y, w), torch._foreach_mul_([y], 2.0), y * 2)[2],
 }
 
 
@@ -353,17 +407,98 @@ def test_a_result_turns_into_the_tensor_it_stood_for() -> None:
     weak = []
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            y = model.up(torch.randn(1, 6, 3, 3, 3))
+            assert type(model.up(torch.randn(1, 6, 3, 3, 3))) is Tensor  # its plan goes on outside
+            y = inside(lambda: model.up(torch.randn(1, 6, 3, 3, 3)))
             other, y.tag = y, "kept"
             weak.append(weakref.ref(y))
             assert type(y) is not Tensor and y.shape == (1, 6, 6, 6, 6)
             assert y.add_(1) is y  # not planned
             assert type(y) is Tensor and other is y and y.tag == "kept" and weak[-1]() is y
             assert y.is_inference() == (mode is torch.inference_mode)
-            z = model.up(torch.randn(1, 6, 3, 3, 3))
+            z = inside(lambda: model.up(torch.randn(1, 6, 3, 3, 3)))
             assert F.relu_(z) is z and type(z) is Tensor  # planned
             del y, other, z
     assert [ref() for ref in weak] == [None, None]
+
+
+def test_a_change_of_shape_past_python_is_refused() -> None:
+    model = convt3d.fuse(Net("function"))
+
+    @torch.jit.script
+    def unsqueezed_(y: Tensor) -> Tensor:
+        return y.unsqueeze_(0)
+
+    with torch.no_grad():
+        y = inside(lambda: model.up(torch.randn(1, 6, 3, 3, 3)))
+        with pytest.raises(RuntimeError):  # the interpreter keeps the message to itself
+            unsqueezed_(y)
+        assert y.unsqueeze_(0).shape == y.shape == (1, 1, 6, 6, 6, 6)
+        y = inside(lambda: model.up(torch.randn(1, 6, 3, 3, 3)))
+        weak = torch._C._WeakTensorRef(y)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="changes the shape"):
+            y.unsqueeze_(0)
+        assert not weak.expired() and (y + 1).shape == y.shape == (1, 6, 6, 6, 6)
+
+
+def test_a_result_added_to_itself() -> None:
+    """Where the plan has an add of another tensor next, as behind a flag."""
+
+    class Doubles(nn.Module):
+        flag = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.norm = up(), nn.BatchNorm3d(6)
+
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            y = self.norm(self.up(x))
+            if self.flag == 0:
+                return F.relu(y + skip)
+            if self.flag == 1:
+                return F.relu(y + y)
+            y += y
+            return F.relu(y)
+
+    model = Doubles().eval()
+    fused = convt3d.fuse(copy.deepcopy(model))
+    assert convt3d.fuse_report(fused)["up"].fused == ("batch_norm", "add", "relu")
+    x, skip = torch.randn(1, 6, 3, 3, 3), torch.randn(1, 6, 6, 6, 6)
+    with torch.no_grad():
+        for flag in (1, 2):
+            model.flag = fused.flag = flag
+            torch.testing.assert_close(fused(x, skip), model(x, skip), rtol=1e-4, atol=1e-5)
+
+
+def test_threads_that_share_a_waiting_result() -> None:
+    """Heads that a forward runs in threads."""
+
+    class Heads(nn.Module):
+        parallel = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = up()
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.up(x)
+            if not self.parallel:
+                return F.relu(y)
+
+            def head(factor: float) -> Tensor:
+                start.wait()
+                with torch.no_grad():
+                    return y * factor
+
+            return list(pool.map(head, range(4)))
+
+    model = convt3d.fuse(Heads())
+    model.parallel = True
+    with torch.no_grad(), ThreadPoolExecutor(4) as pool:
+        for _ in range(100):
+            start = threading.Barrier(4)
+            heads = model(torch.randn(1, 6, 1, 2, 1))
+            for factor, head in enumerate(heads):
+                assert torch.equal(head, heads[1] * factor)
 
 
 def test_a_waiting_result_is_freed_with_its_inputs() -> None:
@@ -373,11 +508,11 @@ def test_a_waiting_result_is_freed_with_its_inputs() -> None:
     gc.disable()
     try:
         with torch.no_grad():
-            y = model.up(x)
+            given = [x]
             del x
+            y = inside(lambda: model.up(given.pop()))
             assert gone() is not None
-            Squared.apply(y)  # computes it, as what it is
-            y + 1  # turns it into a tensor
+            y + 1
             assert gone() is None
     finally:
         gc.enable()

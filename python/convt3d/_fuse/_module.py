@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,7 +109,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         if self.padding_mode != "zeros":
             return None
         ambience = Ambience.current(input.device)
-        if ambience.place is not None and ambience.place.capturing and not self._plan_ends_inside():
+        if not self._plan_ends_inside(ambience.place is not None and ambience.place.capturing):
             return None
         dtype = input.dtype
         if ambience.autocast_dtype is not None:
@@ -170,27 +169,25 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         )
         return PendingTensor.create(call, self.convt3d_plan, form)
 
-    def _plan_ends_inside(self) -> bool:
-        """Whether the end of the plan lies in a forward that is running.
+    def _plan_ends_inside(self, capturing: bool) -> bool:
+        """Whether the end of the plan lies in a forward that is running, by the stack.
 
-        Without that, a CUDA graph of this module, or of one that only holds the plan's beginning, would be
-        captured without the convolution. Looked up the stack, as while capturing time does not matter.
+        A part of a model that is called by itself returns a tensor. While a CUDA graph is captured this must
+        be right: the graph would be one without the convolution. Otherwise what looks like a module's forward
+        is enough, for to ask a frame for its arguments keeps them alive.
         """
         around = 0
         frame: Any = sys._getframe(1)
         while frame is not None and around <= self.convt3d_exits:
-            owner = _owner_of_forward(frame)
-            around += isinstance(owner, nn.Module) and owner is not self
+            code = frame.f_code
+            if code.co_name == "forward" and code.co_argcount and code is not _FORWARD:
+                first = code.co_varnames[0]
+                around += isinstance(frame.f_locals.get(first), nn.Module) if capturing else first != "ctx"
             frame = frame.f_back
         return around > self.convt3d_exits
 
 
-def _owner_of_forward(frame: types.FrameType) -> Any:
-    """Of a forward's frame, the first argument: a module. Else None."""
-    code = frame.f_code
-    if code.co_name != "forward" or not code.co_argcount:
-        return None
-    return frame.f_locals.get(code.co_varnames[0])
+_FORWARD = InPlaceConvTranspose3d.forward.__code__
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ own code decides what is fused, in every call anew, and values never depend on t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from ._steps import (
     BATCH_NORM,
     CAT,
     DROPOUT,
+    MEMORY,
     METADATA,
     MUL,
     X_HARDSWISH,
@@ -77,9 +79,9 @@ class PendingTensor(torch.Tensor):
     """The result of a :class:`Call` that has not run: shape, type and device are known, values on demand.
 
     It belongs to no graph: nothing waits where gradients are recorded. Once computed it turns into the plain
-    tensor that it stood for, the object itself, so that whoever has it has one tensor and not two. Only while
+    tensor that it stood for, the object itself, so that whoever has it has one tensor and not two. Where
     something in C++ holds it, such as the arguments of an ``autograd.Function`` that is running, it has to
-    stay what it is, and shares its values' memory.
+    stay what it is: then autograd works on it as on any other tensor, and its values are behind that.
     """
 
     _waiting: Waiting
@@ -91,27 +93,6 @@ class PendingTensor(torch.Tensor):
         )
         pending._waiting = Waiting(call, form, remaining)
         return pending
-
-    def resolve(self) -> Tensor:
-        """The tensor itself; computed once. This object where it may turn into that."""
-        waiting = self._waiting
-        if waiting.value is None:
-            waiting.value = waiting.call.run()
-        return self if self._turn_into(waiting.value) else waiting.value
-
-    def _turn_into(self, value: Tensor) -> bool:
-        """Whether this object is a plain tensor from now on: ``value``, or what autograd has made of it."""
-        if _is_compiling():  # Dynamo looks at this code
-            return False
-        with _C.DisableTorchFunctionSubclass():
-            if not (_is_held_once(self) and _is_held_once(value)):
-                return False
-            if self.requires_grad:  # code past the Python layer has given it a place in a graph
-                value = _Through.apply(self, value)  # type: ignore[no-untyped-call]
-            _C._swap_tensor_impl(self, value)  # of torch.utils.swap_tensors, without its detours
-        self.__class__ = torch.Tensor  # type: ignore[assignment]
-        del self._waiting
-        return True
 
     @classmethod
     def __torch_function__(
@@ -126,71 +107,97 @@ class PendingTensor(torch.Tensor):
             taken = _take(step)
             if taken is not None:
                 return taken
-        held: dict[int, tuple[PendingTensor, Tensor, int]] = {}
+        held = False
 
         def plain(item: Any) -> Any:
-            if not isinstance(item, PendingTensor):
-                return item
-            value = item.resolve()
-            if value is not item:
-                held[id(value)] = item, value, _version(value)
-            return value
+            nonlocal held
+            if isinstance(item, PendingTensor) and not _turn(item):
+                held = True
+                return _value(item) if func in MEMORY else item
+            return item
 
-        plain_args, plain_kwargs = tree_map(plain, (tuple(args), dict(kwargs)))
-        if held and torch.is_grad_enabled():
-            # Autograd has to see the tensor that C++ holds.
-            with _C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        out = func(*plain_args, **plain_kwargs)
-        for pending, value, version in held.values():
-            if _version(value) != version:
-                increment_version(pending)
-        return held[id(out)][0] if id(out) in held else out  # in place: the tensor that was given
+        args, kwargs = tree_map(plain, (tuple(args), dict(kwargs)))
+        if not held or func in MEMORY:
+            return func(*args, **kwargs)
+        with _C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # Reached only by code that skips the Python layer (an autograd.Function, a scripted function, a C++
-        # extension), behind autograd.
+        # Behind autograd. Reached by code that skips the Python layer (an autograd.Function, a scripted
+        # function, a C++ extension), and for a tensor that something in C++ holds.
+        if torch.Tag.inplace_view in func.tags or func.overloadpacket in _RESHAPING:
+            raise RuntimeError(
+                f"convt3d: {func} changes the shape of a waiting result of a fused transposed convolution in "
+                "place, which the plan has not seen. Call convt3d.fuse() again, or convt3d.unfuse()"
+            )
         given: dict[int, PendingTensor] = {}
 
         def plain(item: Any) -> Any:
             if not isinstance(item, PendingTensor):
                 return item
-            waiting = item._waiting
-            if waiting.value is None:
-                waiting.value = waiting.call.run()
-            given[id(waiting.value)] = item
-            return waiting.value
+            value = _value(item)
+            given[id(value)] = item
+            return value
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs or {})))
         out = func(*args, **kwargs)
         for value in _written(func, args, kwargs):
-            if id(value) in given and not value.is_inference():
-                increment_version(value)  # behind autograd nobody counts
+            if id(value) in given:  # behind autograd nobody counts
+                increment_version([t for t in (value, given[id(value)]) if not t.is_inference()])
         return given.get(id(out), out)  # in place: the tensor that was given
 
 
-class _Through(torch.autograd.Function):
-    """A plain tensor in the place of a pending one: its values' memory, its gradients."""
+_TURNING = threading.Lock()
+_RESHAPING = frozenset({torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_})
 
-    @staticmethod
-    def forward(ctx: Any, pending: Tensor, value: Tensor) -> Tensor:
-        return value.data
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None]:
-        return grad_outputs[0], None
+def _value(pending: Any) -> Tensor:
+    """The values' memory; computed once."""
+    waiting = pending._waiting
+    if waiting.value is None:
+        value = waiting.call.run()
+        with _TURNING:  # another thread may have come first
+            waiting.value = value if waiting.value is None else waiting.value
+    return waiting.value  # type: ignore[no-any-return]
+
+
+def _turn(item: Any) -> bool:
+    """Whether ``item`` is a plain tensor from now on."""
+    waiting = _waiting_of(item)
+    if waiting is None:
+        return True
+    if waiting.value is not None or _is_compiling():  # others have its memory; Dynamo looks at this code
+        return False
+    value = waiting.call.run()
+    with _TURNING, _C.DisableTorchFunctionSubclass():
+        if not isinstance(item, PendingTensor):
+            return True
+        if waiting.value is not None:
+            return False
+        if _is_held_once(item) and not item.requires_grad:
+            try:
+                _C._swap_tensor_impl(item, value)  # of torch.utils.swap_tensors, without its detours
+            except RuntimeError:  # there are weak references in C++
+                pass
+            else:
+                item.__class__ = torch.Tensor  # type: ignore[assignment]
+                del item._waiting
+                return True
+        waiting.value = value
+    return False
+
+
+def _waiting_of(item: Any) -> Waiting | None:
+    """What ``item`` waits for; None: nothing, any more (another thread may have turned it)."""
+    return item.__dict__.get("_waiting") if isinstance(item, PendingTensor) else None
 
 
 def _is_held_once(tensor: Any) -> bool:
     """Whether nothing but its Python object holds the tensor; that object may have many names."""
     return bool(tensor._use_count() == 1)
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -203,10 +210,6 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
             given = args[index] if index < len(args) else kwargs.get(argument.name)
             found += given if isinstance(given, (list, tuple)) else [] if given is None else [given]
     return found
-
-
-def _resolved(item: Any) -> Any:
-    return item.resolve() if isinstance(item, PendingTensor) else item
 
 
 # --- taking a step in --------------------------------------------------------------------------------------
@@ -223,10 +226,10 @@ def _take(step: Step) -> Tensor | None:
         taken = _take_add(first, second, step)
         # An in-place add changes its first operand, which other names may refer to: nothing replaces that.
         return taken if taken is not None or step.inplace else _take_add(second, first, step)
-    pending = _open(step.operands[0])
-    if pending is None:
+    pending = step.operands[0]
+    waiting = _open(pending)
+    if waiting is None:
         return None
-    waiting = pending._waiting
     call, planned = waiting.call, waiting.remaining[0]
     if step.name == planned == DROPOUT:
         return _advance(pending, call, inplace=True) if is_eval_dropout(step) else None
@@ -251,28 +254,20 @@ def _take(step: Step) -> Tensor | None:
 def _take_mul(step: Step) -> Tensor | None:
     first, second = step.operands
     for t, gate in ((first, second), (second, first)):
-        if not isinstance(gate, PendingTensor) or gate._waiting.gate_of is None:
+        asked = _waiting_of(gate)
+        if asked is None or asked.gate_of is None or asked.value is not None:
             continue
-        pending = _open(t)
-        if (
-            pending is not None
-            and gate._waiting.value is None
-            and pending._waiting.call is gate._waiting.gate_of
-            and (not step.inplace or t is first)
-        ):
-            return _advance(pending, pending._waiting.call.but(activation=X_HARDSWISH), step.inplace)
+        waiting = _open(t)
+        if waiting is not None and waiting.call is asked.gate_of and (not step.inplace or t is first):
+            return _advance(t, waiting.call.but(activation=X_HARDSWISH), step.inplace)
     return None
 
 
 def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
-    pending = _open(base)
-    if pending is None:
+    waiting = _open(base)
+    if waiting is None or waiting.remaining[0] != ADD or waiting.call.add is not None or other is base:
         return None
-    waiting = pending._waiting
-    if waiting.remaining[0] != ADD or waiting.call.add is not None:
-        return None
-    if isinstance(other, PendingTensor):
-        other = other.resolve()
+    _turn(other)
     # Another type would promote (under autocast: an fp16 result plus an fp32 skip is fp32), another shape
     # could enlarge the result.
     if (
@@ -285,19 +280,20 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
     call = waiting.call
     order = "before" if call.activation == "none" else "after"
     call = call.but(add=other, add_order=order, versions=call.versions + versions_of(other))
-    return _advance(pending, call, step.inplace)
+    return _advance(base, call, step.inplace)
 
 
 def _take_cat(step: Step) -> Tensor | None:
     for skip_first in (False, True):
         second, first = step.operands if skip_first else step.operands[::-1]
-        pending = _open(first)
-        if pending is None or pending._waiting.remaining[0] != CAT or first is second:
+        waiting = _open(first)
+        if waiting is None or waiting.remaining[0] != CAT or first is second:
             continue
-        form = pending._waiting.form
+        form = waiting.form
         shape = form.shape
         channels = len(shape) - 4
-        skip = _resolved(second)
+        _turn(second)
+        skip = second
         sizes = tuple(skip.shape) if isinstance(skip, Tensor) else ()  # slices of a torch.Size are slow
         if (
             cat_dim(step) in (channels, -4)
@@ -309,7 +305,7 @@ def _take_cat(step: Step) -> Tensor | None:
             and sizes[:channels] == shape[:channels]
             and sizes[channels + 1 :] == shape[channels + 1 :]
         ):
-            call = pending._waiting.call
+            call = waiting.call
             return call.but(cat=(skip, skip_first), versions=call.versions + versions_of(skip)).run_here()
     return None
 
@@ -321,28 +317,23 @@ def _broadcasts_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     return offset >= 0 and all(n in (1, wanted[offset + dim]) for dim, n in enumerate(shape))
 
 
-def _open(operand: Any) -> PendingTensor | None:
-    """The pending tensor that ``operand`` is, if it can still take something in."""
-    if not isinstance(operand, PendingTensor):
-        return None
-    waiting = operand._waiting
-    if waiting.value is not None or not waiting.remaining:
+def _open(operand: Any) -> Waiting | None:
+    """What the pending tensor ``operand`` waits for, if it can still take something in."""
+    waiting = _waiting_of(operand)
+    if waiting is None or waiting.value is not None or not waiting.remaining:
         return None
     ambience = waiting.call.ambience
-    return operand if ambience == Ambience.current(ambience.device) else None
+    return waiting if ambience == Ambience.current(ambience.device) else None
 
 
-def _advance(pending: PendingTensor, call: Call, inplace: bool) -> Tensor:
+def _advance(pending: Any, call: Call, inplace: bool) -> Tensor:
     waiting = pending._waiting
     remaining = waiting.remaining[1:]
-    if not remaining:
-        # The chain ends here: from here on there are ordinary tensors only.
-        value = call.run_here()
-        if not inplace:
-            return value
-        waiting.value = value
-        return pending.resolve()
-    if not inplace:
+    if inplace:
+        waiting.call, waiting.remaining = call, remaining
+        if not remaining:
+            _turn(pending)
+        return pending  # type: ignore[no-any-return]
+    if remaining:
         return PendingTensor.create(call, remaining, waiting.form)
-    waiting.call, waiting.remaining = call, remaining
-    return pending
+    return call.run_here()  # the chain ends here: from here on there are ordinary tensors only

@@ -110,6 +110,19 @@ METADATA = frozenset(
         )
     }
 )  # fmt: skip
+# What asks for a tensor's memory itself.
+MEMORY = frozenset(
+    {getattr(torch.Tensor, name).__get__ for name in ("data", "__cuda_array_interface__")}
+    | {torch.Tensor.data.__set__}  # type: ignore[attr-defined]
+    | {
+        getattr(torch.Tensor, name)
+        for name in (
+            "numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage",
+            "__dlpack__", "__reduce_ex__", "__deepcopy__", "share_memory_", "is_shared", "__repr__",
+            "__format__",
+        )
+    }
+)  # fmt: skip
 METADATA_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad"})
 METADATA_METHODS = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point"}
