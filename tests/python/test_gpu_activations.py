@@ -95,12 +95,23 @@ ALONE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Te
 
 NARROW: dict[str, Any] = {"cin": 32, "cout": 40, "size": (4, 16, 16)}
 WIDE: dict[str, Any] = {"cin": 320, "cout": 64, "size": (4, 16, 16)}
+PATCH: dict[str, Any] = {
+    "cin": 32,
+    "cout": 16,
+    "size": (4, 8, 16),
+    "kernel": (2, 2, 2),
+    "stride": (2, 2, 2),
+    "padding": (0, 0, 0),
+    "output_padding": (0, 0, 0),
+}
 # Family and kernel, and a problem that it takes on an H200.
 FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "resident": ("sm90", "convt3d::sm90::kernel<", NARROW),
     "streamed": ("sm90", "convt3d::sm90::stream::kernel<", WIDE),
     "columns": ("sm80", "columns::gather_kernel<", NARROW),
     "joint": ("sm80", "joint::joint_kernel<", WIDE),
+    "patch": ("sm80", "patch::patch_kernel<", {**PATCH, "kernel": (2, 4, 4), "stride": (2, 4, 4)}),
+    "product": ("sm90", "product::kernel<", {**PATCH, "cin": 320, "cout": 320, "size": (8, 8, 8)}),
 }
 
 
@@ -112,6 +123,8 @@ def test_each_activation_by_itself(form: str, channels_last: bool, precision: st
     _, kernel, sizes = FORMS[form]
     if form == "joint" and precision == "ieee":
         pytest.skip("the joint kernel has no ieee mode")
+    if form == "product" and (precision == "ieee" or not channels_last):
+        pytest.skip("the product kernel is one of tf32 mode and channels last")
     case = Case(bias=False, add="full", precision=precision, input_channels_last=channels_last, **sizes)
     tensors = case.make("cuda")
     family.require(case, tensors)

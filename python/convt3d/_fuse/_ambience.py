@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .._precision import SWITCH_LOCK, conv_fp32_setting, fp32_precision
 
@@ -25,6 +26,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
 _transform = _C._functorch.peek_interpreter_stack
+_dispatch_modes = _C._len_torch_dispatch_stack
 
 
 class Place(NamedTuple):
@@ -43,7 +45,7 @@ class Ambience(NamedTuple):
     inference: bool
     autocast_dtype: torch.dtype | None  # None: autocast is off
     switches: tuple[str | bool, ...]  # fp32 precision; on a GPU cuDNN's enabled, benchmark, deterministic
-    transformed: bool  # in a torch.func transform, or in a level of forward-mode AD
+    observed: bool  # in a torch.func transform, a level of forward-mode AD, or under a dispatch mode
 
     @staticmethod
     def current(device: torch.device) -> Ambience:
@@ -57,7 +59,7 @@ class Ambience(NamedTuple):
                 _is_inference_mode_enabled(),
                 torch.get_autocast_dtype(kind) if _is_autocast_enabled(kind) else None,
                 current_switches(kind),
-                _transform() is not None or forward_ad._current_level >= 0,
+                _transform() is not None or forward_ad._current_level >= 0 or _dispatch_modes() > 0,
             ),
         )
 
@@ -69,8 +71,9 @@ class Ambience(NamedTuple):
             RuntimeError: the capture of a CUDA graph has begun or ended in between.
         """
         with (
-            # Nothing is deferred inside a transform, so the tensors are those of none.
-            temporarily_clear_interpreter_stack() if now.transformed else contextlib.nullcontext(),
+            # Nothing is deferred inside a transform or a mode, so the tensors are those of none.
+            temporarily_clear_interpreter_stack() if now.observed else contextlib.nullcontext(),
+            _disable_current_modes() if now.observed else contextlib.nullcontext(),
             _work_goes_to(self.place, now.place),
             _switched(self.switches, now.switches, self.device.type),
             self._modes(),

@@ -22,6 +22,7 @@ from .._problem import Triple, output_extent, triple
 from ..modules import FusedConvTranspose3d
 from ._ambience import Ambience, is_capturing
 from ._call import Call, versions_of
+from ._code import CodePlace, is_forward, place_of
 from ._hooks import Watched
 from ._pending import PLAIN_TYPES, Form, PendingTensor
 from ._steps import BATCH_NORM, DROPOUT
@@ -43,8 +44,8 @@ but 100 to 200 in a network, whose other code pushes ours out of the caches: as 
 class InPlaceConvTranspose3d(FusedConvTranspose3d):
     """A :class:`FusedConvTranspose3d` with the signature of ``nn.ConvTranspose3d``, made by :func:`fuse`.
 
-    Where the plan says that batch norm, an add or an activation follows, and no gradients are recorded, it
-    returns a tensor that takes these in when they are called.
+    Where the plan says that batch norm, an add, an activation or a concatenation follows, in inference and of
+    a large result, it returns a tensor that takes these in when they are called.
     """
 
     # Class attributes: an object that changes its class does not pass through __init__.
@@ -54,6 +55,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
     precision = None
     convt3d_plan: tuple[str, ...] = ()
     convt3d_exits: int = 0  # of modules around this one, before the plan's end
+    convt3d_end: CodePlace = ("", 0)  # the forward of the next one
     convt3d_watched = Watched()  # the modules that the result passes
 
     def forward(  # type: ignore[override]
@@ -109,7 +111,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         if self.padding_mode != "zeros":
             return None
         ambience = Ambience.current(input.device)
-        if not self._plan_ends_inside(ambience.place is not None and ambience.place.capturing):
+        if not self._plan_ends_inside():
             return None
         dtype = input.dtype
         if ambience.autocast_dtype is not None:
@@ -169,22 +171,22 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         )
         return PendingTensor.create(call, self.convt3d_plan, form)
 
-    def _plan_ends_inside(self, capturing: bool) -> bool:
-        """Whether the end of the plan lies in a forward that is running, by the stack.
+    def _plan_ends_inside(self) -> bool:
+        """Whether the plan ends in a forward that is running.
 
-        A part of a model that is called by itself returns a tensor. While a CUDA graph is captured this must
-        be right: the graph would be one without the convolution. Otherwise what looks like a module's forward
-        is enough, for to ask a frame for its arguments keeps them alive.
+        Otherwise a part of the model was called by itself: whoever did that gets a tensor, and a CUDA graph
+        that captures it gets the convolution.
         """
-        around = 0
         frame: Any = sys._getframe(1)
-        while frame is not None and around <= self.convt3d_exits:
+        inner = self.convt3d_exits  # at least: a forward may call that of its base class
+        while frame is not None:
             code = frame.f_code
-            if code.co_name == "forward" and code.co_argcount and code is not _FORWARD:
-                first = code.co_varnames[0]
-                around += isinstance(frame.f_locals.get(first), nn.Module) if capturing else first != "ctx"
+            if code is not _FORWARD and is_forward(code):
+                if inner <= 0 and place_of(code) == self.convt3d_end:
+                    return True
+                inner -= 1
             frame = frame.f_back
-        return around > self.convt3d_exits
+        return False
 
 
 _FORWARD = InPlaceConvTranspose3d.forward.__code__

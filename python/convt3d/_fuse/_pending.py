@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transposed convolution that has been called but not run, waiting for the operation that follows.
 
-``PendingTensor`` is what a fused module returns where the plan says that a batch norm, an add or an
-activation follows. Those are taken into the call; any other use computes the tensor first. So the network's
-own code decides what is fused, in every call anew, and values never depend on the plan.
+``PendingTensor`` is what a fused module returns where the plan says that a batch norm, an add, an activation
+or a concatenation follows. Those are taken into the call; any other use computes the tensor first. So the
+network's own code decides what is fused, in every call anew, and values never depend on the plan.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Form(NamedTuple):
 
 @dataclass(slots=True)
 class Waiting:
-    """What a pending tensor stands for; a step in place changes it."""
+    """What a pending tensor stands for. A step in place changes ``call`` and ``remaining``."""
 
     call: Call
     form: Form  # asking the tensor itself takes a detour through __torch_function__
@@ -81,7 +81,8 @@ class PendingTensor(torch.Tensor):
     It belongs to no graph: nothing waits where gradients are recorded. Once computed it turns into the plain
     tensor that it stood for, the object itself, so that whoever has it has one tensor and not two. Where
     something in C++ holds it, such as the arguments of an ``autograd.Function`` that is running, it has to
-    stay what it is: then autograd works on it as on any other tensor, and its values are behind that.
+    stay what it is, for good: then autograd works on it as on any other tensor, and its values are behind
+    that.
     """
 
     _waiting: Waiting
@@ -117,6 +118,8 @@ class PendingTensor(torch.Tensor):
             return item
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs)))
+        if held and func is _SET_DATA and isinstance(args[0], PendingTensor):
+            raise RuntimeError(_CHANGED_SHAPE.format("y.data = x"))
         if not held or func in MEMORY:
             return func(*args, **kwargs)
         with _C.DisableTorchFunctionSubclass():
@@ -129,10 +132,7 @@ class PendingTensor(torch.Tensor):
         # Behind autograd. Reached by code that skips the Python layer (an autograd.Function, a scripted
         # function, a C++ extension), and for a tensor that something in C++ holds.
         if torch.Tag.inplace_view in func.tags or func.overloadpacket in _RESHAPING:
-            raise RuntimeError(
-                f"convt3d: {func} changes the shape of a waiting result of a fused transposed convolution in "
-                "place, which the plan has not seen. Call convt3d.fuse() again, or convt3d.unfuse()"
-            )
+            raise RuntimeError(_CHANGED_SHAPE.format(func))
         given: dict[int, PendingTensor] = {}
 
         def plain(item: Any) -> Any:
@@ -144,24 +144,32 @@ class PendingTensor(torch.Tensor):
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs or {})))
         out = func(*args, **kwargs)
-        for value in _written(func, args, kwargs):
-            if id(value) in given:  # behind autograd nobody counts
-                increment_version([t for t in (value, given[id(value)]) if not t.is_inference()])
+        if func._schema.name.startswith("aten::_foreach_"):
+            # These alone autograd does not count.
+            changed = (given.get(id(value)) for value in _written(func, args, kwargs))
+            increment_version([t for t in changed if t is not None and not t.is_inference()])
         return given.get(id(out), out)  # in place: the tensor that was given
 
 
-_TURNING = threading.Lock()
+_TURNING = threading.RLock()  # code that a finalizer runs may come by again
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_CHANGED_SHAPE = (
+    "convt3d: {} changes in place what a waiting result of a fused transposed convolution is, beyond its "
+    "values, which the plan has not seen. Call convt3d.fuse() again, or convt3d.unfuse()"
+)
 _RESHAPING = frozenset({torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_})
 
 
 def _value(pending: Any) -> Tensor:
     """The values' memory; computed once."""
-    waiting = pending._waiting
+    waiting = _waiting_of(pending)
+    if waiting is None:
+        return pending  # type: ignore[no-any-return]
     if waiting.value is None:
         value = waiting.call.run()
         with _TURNING:  # another thread may have come first
             waiting.value = value if waiting.value is None else waiting.value
-    return waiting.value  # type: ignore[no-any-return]
+    return waiting.value
 
 
 def _turn(item: Any) -> bool:
@@ -169,7 +177,9 @@ def _turn(item: Any) -> bool:
     waiting = _waiting_of(item)
     if waiting is None:
         return True
-    if waiting.value is not None or _is_compiling():  # others have its memory; Dynamo looks at this code
+    if waiting.value is not None:  # others have that memory
+        return False
+    if _is_compiling():  # Dynamo looks at this code, and knows no swap
         return False
     value = waiting.call.run()
     with _TURNING, _C.DisableTorchFunctionSubclass():
@@ -177,7 +187,8 @@ def _turn(item: Any) -> bool:
             return True
         if waiting.value is not None:
             return False
-        if _is_held_once(item) and not item.requires_grad:
+        # Held by its Python object alone, which may have many names.
+        if item._use_count() == 1 and not item.requires_grad and type(value) is Tensor:  # type: ignore[attr-defined]
             try:
                 _C._swap_tensor_impl(item, value)  # of torch.utils.swap_tensors, without its detours
             except RuntimeError:  # there are weak references in C++
@@ -193,11 +204,6 @@ def _turn(item: Any) -> bool:
 def _waiting_of(item: Any) -> Waiting | None:
     """What ``item`` waits for; None: nothing, any more (another thread may have turned it)."""
     return item.__dict__.get("_waiting") if isinstance(item, PendingTensor) else None
-
-
-def _is_held_once(tensor: Any) -> bool:
-    """Whether nothing but its Python object holds the tensor; that object may have many names."""
-    return bool(tensor._use_count() == 1)
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -232,7 +238,7 @@ def _take(step: Step) -> Tensor | None:
         return None
     call, planned = waiting.call, waiting.remaining[0]
     if step.name == planned == DROPOUT:
-        return _advance(pending, call, inplace=True) if is_eval_dropout(step) else None
+        return _advance(pending, waiting, call, inplace=True) if is_eval_dropout(step) else None
     if step.name == planned == BATCH_NORM:
         assert step.arguments is not None
         if call.input.dim() != 5:  # without a batch, torch's batch norm is one over the depth
@@ -240,14 +246,14 @@ def _take(step: Step) -> Tensor | None:
         folded = fold(call.weight, call.bias, call.groups, step.arguments, waiting.form.dtype)
         if folded is None:
             return None
-        return _advance(pending, call.but(weight=folded[0], bias=folded[1]), step.inplace)
+        return _advance(pending, waiting, call.but(weight=folded[0], bias=folded[1]), step.inplace)
     if step.name == "hardswish" and planned == X_HARDSWISH and not step.inplace:
         gate = PendingTensor.create(call.but(activation="hardswish"), (), waiting.form)
         gate._waiting.gate_of = call
         return gate
     if step.is_activation and step.name == planned:
         call = call.but(activation=step.name, negative_slope=step.negative_slope)
-        return _advance(pending, call, step.inplace)
+        return _advance(pending, waiting, call, step.inplace)
     return None
 
 
@@ -259,7 +265,7 @@ def _take_mul(step: Step) -> Tensor | None:
             continue
         waiting = _open(t)
         if waiting is not None and waiting.call is asked.gate_of and (not step.inplace or t is first):
-            return _advance(t, waiting.call.but(activation=X_HARDSWISH), step.inplace)
+            return _advance(t, waiting, waiting.call.but(activation=X_HARDSWISH), step.inplace)
     return None
 
 
@@ -280,7 +286,7 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
     call = waiting.call
     order = "before" if call.activation == "none" else "after"
     call = call.but(add=other, add_order=order, versions=call.versions + versions_of(other))
-    return _advance(base, call, step.inplace)
+    return _advance(base, waiting, call, step.inplace)
 
 
 def _take_cat(step: Step) -> Tensor | None:
@@ -326,13 +332,17 @@ def _open(operand: Any) -> Waiting | None:
     return waiting if ambience == Ambience.current(ambience.device) else None
 
 
-def _advance(pending: Any, call: Call, inplace: bool) -> Tensor:
-    waiting = pending._waiting
+def _advance(pending: Any, waiting: Waiting, call: Call, inplace: bool) -> Tensor:
     remaining = waiting.remaining[1:]
     if inplace:
+        before = waiting.call, waiting.remaining
         waiting.call, waiting.remaining = call, remaining
-        if not remaining:
-            _turn(pending)
+        try:
+            if not remaining:
+                _turn(pending)
+        except BaseException:  # out of memory, for one: whoever tries again has not had the step
+            waiting.call, waiting.remaining = before
+            raise
         return pending  # type: ignore[no-any-return]
     if remaining:
         return PendingTensor.create(call, remaining, waiting.form)

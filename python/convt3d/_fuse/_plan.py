@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ._code import CodePlace, place_of_forward
 from ._hooks import has_hooks
 from ._mutations import changed_operands, function_name, joined_operands
 from ._steps import (
@@ -35,6 +36,7 @@ class Plan:
     Attributes:
         nodes: of the graph, by step.
         exits: how many of the modules around the convolution end before the plan does.
+        end: where the forward that the plan ends in is written.
         passed: the modules that the result leaves and enters on the way, the convolution aside.
     """
 
@@ -42,6 +44,7 @@ class Plan:
     reason: str
     nodes: tuple[tuple[fx.Node, ...], ...] = ()
     exits: int = 0
+    end: CodePlace = ("", 0)
     passed: tuple[nn.Module, ...] = ()
 
 
@@ -58,13 +61,14 @@ def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[n
         if isinstance(module, nn.ConvTranspose3d):
             plan = planner.plan(node)
             chain = [node, *(n for nodes in plan.nodes for n in nodes)]
-            around = {call for call, name in _stack(node).items() if name != node.target}
-            exits = max(len(around.difference(_stack(n))) for n in chain)
+            around = {call: name for call, name in _stack(node).items() if name != node.target}
+            exits = max(len(around.keys() - _stack(n)) for n in chain)
+            last = root.get_submodule(["", *around.values()][len(around) - exits])
             passed = {
                 name: None for pair in pairwise(chain) for name in _passed(*pair) if name != node.target
             }
             modules = tuple(root.get_submodule(name) for name in passed)
-            yield module, replace(plan, exits=exits, passed=modules)
+            yield module, replace(plan, exits=exits, end=place_of_forward(last), passed=modules)
 
 
 class Planner:
@@ -226,7 +230,9 @@ class Planner:
         return classify(function, node.args, node.kwargs)
 
     def unseen_between(self, node: fx.Node, user: fx.Node) -> str | None:
-        """A reason if a hook sees the tensor on its way from ``node`` to ``user``."""
+        """A reason if a hook or a compiler sees the tensor on its way from ``node`` to ``user``."""
+        if user.meta.get("compiled") and not node.meta.get("compiled"):
+            return "then compiled code"
         for name in _passed(node, user):
             if has_hooks(self.root.get_submodule(name)):
                 return f"then a hook of {name!r} sees the result"

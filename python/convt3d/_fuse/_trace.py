@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import random
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -23,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ._code import in_compiled_code
 from ._hooks import HOOKS
 from ._steps import METADATA
 
@@ -273,6 +275,7 @@ class _Recorder(TorchFunctionMode):
     def _node(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         node = self.graph.create_node(op, target, args, kwargs)
         node.meta["nn_module_stack"] = OrderedDict(self.stack)
+        node.meta["compiled"] = in_compiled_code(sys._getframe(1))
         return node
 
     def _enter(self, node: fx.Node, out: Any) -> None:
