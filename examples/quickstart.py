@@ -51,7 +51,7 @@ print(f"module     {up}")
 print(f"           output {tuple(up(x, add=skip).shape)}")
 
 # 3. Which kernel takes a call, and why not a faster one.
-print(f"explain    {convt3d.explain(x, weight, stride=2, padding=1, output_padding=1, add=skip)}")
+print(f"explain\n{convt3d.explain(x, weight, stride=2, padding=1, output_padding=1, add=skip)}")
 
 # 4. Gradients.
 up(x, add=skip).square().mean().backward()

@@ -126,8 +126,8 @@ def explain(
     """Says how :func:`convt3d.conv_transpose3d` runs the same call, without running it.
 
     Takes that function's arguments, and with ``skip`` those of :func:`convt3d.conv_transpose3d_cat`. Tensors
-    may be fake or on the meta device, which are answered for the current GPU, or for an SM90 one where there
-    is none. What autocast casts counts in the type it is cast to.
+    may be fake or on the meta device, which are answered for the current GPU, or, by an install that has
+    kernels, for an SM90 one where there is none. What autocast casts counts in the type it is cast to.
 
     Args:
         skip, skip_first: of a concatenation, which ``path`` writes into.
@@ -277,7 +277,8 @@ def _path(
         note = "; ".join(text for text in (nowhere, "nothing is launched") if text)
         return aten, dict.fromkeys(_kernel_query.KERNELS, "the output is empty"), note, 0
     if _kernel_query.library() is None:
-        return aten, dict.fromkeys(_kernel_query.KERNELS, _kernel_query.why_no_library()), nowhere, 0
+        note = "this install has no kernels, so CUDA tensors would run through ATen"
+        return aten, dict.fromkeys(_kernel_query.KERNELS, _kernel_query.why_no_library()), note, 0
     note = ""
     if torch.cuda.is_available():
         index = problem.device.index if problem.device.type == "cuda" else None

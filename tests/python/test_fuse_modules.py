@@ -109,7 +109,7 @@ def test_report_reads_well() -> None:
     report = fuse_report(model)
     assert str(report).splitlines() == [
         "convt3d.fuse: 2 of 6 transposed convolutions replaced, 1 with what follows "
-        "(in inference, where the result is large)",
+        "(in inference, from about 64 MiB on)",
         "  fused.up: conv + add + relu; then the output of 'fused'",
         "  alone.0: conv; then InstanceNorm3d '1'",
         "  own: left as it is: is a subclass, Own, which may compute something else",

@@ -17,9 +17,9 @@ __all__ = ["FuseEntry", "FuseReport", "fuse", "fuse_report", "unfuse"]
 
 _REPORT = "_convt3d_fuse_report"
 _END = "then the model's output"
-_END_OF_PART = "what follows does not trace: example_inputs would show it"
+_END_OF_PART = "what comes next does not trace: example_inputs would show it"
 _NOT_CALLED = "the model's forward does not call it"
-_NOT_REACHED = "what follows does not trace, and the run with example_inputs did not come by"
+_NOT_REACHED = "what comes next does not trace, and the run with example_inputs did not come by"
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

@@ -64,7 +64,7 @@ class FuseReport:
         lines = [
             f"convt3d.fuse: {len(self.replaced)} of {len(self.entries)} transposed convolutions replaced, "
             f"{len(self.fused)} with what follows"
-            + (" (in inference, where the result is large)" if self.fused else "")
+            + (" (in inference, from about 64 MiB on)" if self.fused else "")
         ]
         lines += [f"  {entry}" for entry in self.entries]
         lines += [f"  note: {note}" for note in self.notes]

@@ -217,7 +217,9 @@ def kept_by_a_module(*tensors: Any) -> None:
 
 
 def _is_container(module: nn.Module) -> bool:
-    """ModuleList and the like: no forward to trace."""
+    """Whether there is no forward to trace but those of its parts: ModuleList, what torch.compile returns."""
+    if hasattr(module, "_orig_mod"):
+        return True
     return type(module).forward is nn.Module.forward and "forward" not in module.__dict__
 
 

@@ -26,9 +26,10 @@ def save_picture(
         return _NO_PICTURE
     shown = [c for c in candidates if not c.skipped]
     figure, (times, errors) = plt.subplots(1, 2, figsize=(12, 1.8 + 0.55 * max(4, len(shown))))
-    figure.suptitle(
-        f"ConvTranspose3d + add + t·hardswish(t), batch {batch}, fp32, {device_name}", fontsize=12
-    )
+    title = f"ConvTranspose3d + add + t·hardswish(t), batch {batch}, fp32, {device_name}"
+    if floor is None:  # on a CPU
+        title += "\nboth run PyTorch's convolution: the errors count, not the times"
+    figure.suptitle(title, fontsize=12)
     _draw_times(times, {c.name: c.milliseconds for c in shown}, None if floor is None else floor * 1e3)
     _draw_errors(errors, shown)
     for axes in (times, errors):
