@@ -104,6 +104,7 @@ PATCH: dict[str, Any] = {
     "padding": (0, 0, 0),
     "output_padding": (0, 0, 0),
 }
+PRODUCT: dict[str, Any] = {"cin": 320, "cout": 320, "size": (8, 8, 8), "weight_channels_last": True}
 # Family and kernel, and a problem that it takes on an H200.
 FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "resident": ("sm90", "convt3d::sm90::kernel<", NARROW),
@@ -111,7 +112,7 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "columns": ("sm80", "columns::gather_kernel<", NARROW),
     "joint": ("sm80", "joint::joint_kernel<", WIDE),
     "patch": ("sm80", "patch::patch_kernel<", {**PATCH, "kernel": (2, 4, 4), "stride": (2, 4, 4)}),
-    "product": ("sm90", "product::kernel<", {**PATCH, "cin": 320, "cout": 320, "size": (8, 8, 8)}),
+    "product": ("sm90", "product::kernel<", {**PATCH, **PRODUCT}),
 }
 
 
