@@ -67,6 +67,28 @@ def test_a_small_result_does_not_wait(deferred: list[str], monkeypatch: pytest.M
         assert deferred == wanted
 
 
+def test_the_report_says_what_the_last_call_took_in() -> None:
+    model = fuse(spiced(StereoLike()))
+    last = lambda: fuse_report(model)["conv5.0"].last  # noqa: E731
+    assert last() is None and "last call" not in str(fuse_report(model))
+    with torch.no_grad():
+        model.eval()(*inputs())
+        assert last() == ("batch_norm", "add", "relu")
+        model.train()(*inputs())
+        assert last() == ()
+    assert fuse_report(copy.deepcopy(model))["conv5.0"].last == ()
+    model.eval()(*inputs())
+    assert last() == ()
+    model.redir = nn.Conv3d(6, 6, 1, dtype=torch.float64)  # type: ignore[assignment]
+    with torch.no_grad():
+        x, skip = inputs()
+        model(x, skip.double())  # an add that promotes
+    assert last() == ("batch_norm",)
+    assert str(fuse_report(model)).endswith("; the last call took in batch_norm")
+    fuse(model)
+    assert last() is None
+
+
 @torch.no_grad()
 def test_a_dropout_is_no_step_to_wait_for(deferred: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In eval it takes no pass over the result."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -98,14 +99,14 @@ def unfuse(model: _Model) -> _Model:
     for module in model.modules():
         module.__dict__.pop(_REPORT, None)
         if is_ours(module):
-            for name in ("convt3d_plan", "convt3d_exits", "convt3d_end", "convt3d_watched"):
+            for name in ("convt3d_plan", "convt3d_exits", "convt3d_end", "convt3d_watched", "convt3d_last"):
                 module.__dict__.pop(name, None)
             swap(module, nn.ConvTranspose3d)
     return model
 
 
 def fuse_report(model: nn.Module) -> FuseReport:
-    """What :func:`fuse` did to ``model``; print it.
+    """What :func:`fuse` did to ``model``, and what the last call of each convolution has taken in; print it.
 
     Raises:
         ValueError: ``model`` has not been fused, or not as a whole, or not since it was unfused.
@@ -113,7 +114,12 @@ def fuse_report(model: nn.Module) -> FuseReport:
     report = model.__dict__.get(_REPORT)
     if not isinstance(report, FuseReport):
         raise ValueError("convt3d: this model was not passed to convt3d.fuse(), or has been unfused")
-    return report
+    modules = dict(model.named_modules())
+    entries = (
+        replace(entry, last=getattr(modules.get(entry.name), "convt3d_last", None))
+        for entry in report.entries
+    )
+    return replace(report, entries=tuple(entries))
 
 
 def _common(plans_of_module: list[Plan]) -> Plan:

@@ -19,6 +19,7 @@ class Call:
     """The arguments of one :func:`convt3d.conv_transpose3d`, collected step by step; never changed.
 
     With ``cat`` (skip, skip_first) it is one :func:`convt3d.conv_transpose3d_cat`, and nothing follows.
+    When it runs, it leaves the names of the steps that it has taken in with its module.
     """
 
     input: Tensor
@@ -32,16 +33,19 @@ class Call:
     precision: str | None
     ambience: Ambience
     versions: tuple[tuple[Tensor, int], ...]
+    module: dict[str, Any]  # its attributes
+    taken: tuple[str, ...] = ()
     add: Tensor | None = None
     add_order: str = "before"
     activation: str = "none"
     negative_slope: float = 0.01
     cat: tuple[Tensor, bool] | None = None
 
-    def but(self, **changes: Any) -> Call:
-        """A copy with some fields changed (``dataclasses.replace`` takes ten times as long)."""
+    def with_step(self, name: str, **changes: Any) -> Call:
+        """A copy with one more step and some fields changed."""
+        # dataclasses.replace takes ten times as long.
         made = object.__new__(Call)
-        made.__dict__ = {**self.__dict__, **changes}
+        made.__dict__ = {**self.__dict__, **changes, "taken": (*self.taken, name)}
         return made
 
     def run_here(self) -> Tensor:
@@ -58,6 +62,7 @@ class Call:
             return self._run()
 
     def _run(self) -> Tensor:
+        self.module["convt3d_last"] = self.taken
         arguments: Any = (
             self.input,
             self.weight,

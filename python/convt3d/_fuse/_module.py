@@ -57,15 +57,17 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
     convt3d_exits: int = 0  # of modules around this one, before the plan's end
     convt3d_end: CodePlace = ("", 0)  # the forward of the next one
     convt3d_watched = Watched()  # the modules that the result passes
+    convt3d_last: tuple[str, ...] | None = None  # what the last call has taken in
 
     def forward(  # type: ignore[override]
         self, input: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
         """``conv_transpose3d(input) + bias``; arguments of ``nn.ConvTranspose3d``."""
-        if self.convt3d_plan and not _is_compiling() and self._may_wait(input):
-            waiting = self._wait(input, output_size)
+        if self.convt3d_plan and not _is_compiling():
+            waiting = self._wait(input, output_size) if self._may_wait(input) else None
             if waiting is not None:
                 return waiting
+            self.__dict__["convt3d_last"] = ()  # nn.Module's own way is longer
         return super().forward(input, None, output_size)
 
     def _may_wait(self, input: Tensor) -> bool:
@@ -168,6 +170,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             self.precision,
             ambience,
             versions_of(input, weight, bias),
+            self.__dict__,
         )
         return PendingTensor.create(call, self.convt3d_plan, form)
 

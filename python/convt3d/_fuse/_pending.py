@@ -246,13 +246,14 @@ def _take(step: Step) -> Tensor | None:
         folded = fold(call.weight, call.bias, call.groups, step.arguments, waiting.form.dtype)
         if folded is None:
             return None
-        return _advance(pending, waiting, call.but(weight=folded[0], bias=folded[1]), step.inplace)
+        call = call.with_step(BATCH_NORM, weight=folded[0], bias=folded[1])
+        return _advance(pending, waiting, call, step.inplace)
     if step.name == "hardswish" and planned == X_HARDSWISH and not step.inplace:
-        gate = PendingTensor.create(call.but(activation="hardswish"), (), waiting.form)
+        gate = PendingTensor.create(call.with_step("hardswish", activation="hardswish"), (), waiting.form)
         gate._waiting.gate_of = call
         return gate
     if step.is_activation and step.name == planned:
-        call = call.but(activation=step.name, negative_slope=step.negative_slope)
+        call = call.with_step(step.name, activation=step.name, negative_slope=step.negative_slope)
         return _advance(pending, waiting, call, step.inplace)
     return None
 
@@ -265,7 +266,8 @@ def _take_mul(step: Step) -> Tensor | None:
             continue
         waiting = _open(t)
         if waiting is not None and waiting.call is asked.gate_of and (not step.inplace or t is first):
-            return _advance(t, waiting, waiting.call.but(activation=X_HARDSWISH), step.inplace)
+            call = waiting.call.with_step(X_HARDSWISH, activation=X_HARDSWISH)
+            return _advance(t, waiting, call, step.inplace)
     return None
 
 
@@ -285,7 +287,7 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
         return None
     call = waiting.call
     order = "before" if call.activation == "none" else "after"
-    call = call.but(add=other, add_order=order, versions=call.versions + versions_of(other))
+    call = call.with_step(ADD, add=other, add_order=order, versions=call.versions + versions_of(other))
     return _advance(base, waiting, call, step.inplace)
 
 
@@ -312,7 +314,8 @@ def _take_cat(step: Step) -> Tensor | None:
             and sizes[channels + 1 :] == shape[channels + 1 :]
         ):
             call = waiting.call
-            return call.but(cat=(skip, skip_first), versions=call.versions + versions_of(skip)).run_here()
+            versions = call.versions + versions_of(skip)
+            return call.with_step(CAT, cat=(skip, skip_first), versions=versions).run_here()
     return None
 
 

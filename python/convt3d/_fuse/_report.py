@@ -16,18 +16,24 @@ class FuseEntry:
         fused: what is taken in behind it, in order: "batch_norm" (in eval), "add", an activation; at the end
             "cat", a concatenation with a skip that the result is written into.
         reason: why nothing, or nothing more, is taken in.
+        last: what the last call has taken in of it, in inference or not; None before the first call of a
+            model that is not compiled, and where there is nothing to take in.
     """
 
     name: str
     replaced: bool
     fused: tuple[str, ...]
     reason: str
+    last: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         if not self.replaced:
             return f"{self.name}: left as it is: {self.reason}"
         what = " + ".join(("conv", *self.fused))
-        return f"{self.name}: {what}; {self.reason}"
+        text = f"{self.name}: {what}; {self.reason}"
+        if self.last is None:
+            return text
+        return f"{text}; the last call took in {' + '.join(self.last) or 'nothing'}"
 
 
 @dataclass(frozen=True)
