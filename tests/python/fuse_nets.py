@@ -44,17 +44,19 @@ def calibrated(model: nn.Module, *args: Tensor) -> nn.Module:
     return model.eval()
 
 
-def inside(model: nn.Module, run: Callable[[], Any], parts: int = 0) -> Any:
-    """What ``run`` returns where the stack looks like ``model``'s forward and those of ``parts`` parts."""
+def inside(run: Callable[[], Any], *modules: nn.Module) -> Any:
+    """What ``run`` returns where the stack looks like the forwards of ``modules``, from outside in."""
 
     def forward(self: nn.Module) -> Any:
-        return run() if parts == 0 else inside(nn.Identity(), run, parts - 1)
+        return inside(run, *modules[1:])
 
-    real = type(model).forward.__code__
+    if not modules:
+        return run()
+    real = type(modules[0]).forward.__code__
     forward.__code__ = forward.__code__.replace(
         co_filename=real.co_filename, co_firstlineno=real.co_firstlineno
     )
-    return forward(model)
+    return forward(modules[0])
 
 
 class Residual(nn.Module):

@@ -66,7 +66,7 @@ def test_a_capture_that_ends_before_the_plan_does(capture: Capture, deferred: li
         assert type(part(x)) is Tensor  # what follows would come too late
     capture.on = False
     assert type(model.stage(x)) is Tensor
-    assert isinstance(inside(model, lambda: model.stage(x)), PendingTensor)
+    assert isinstance(inside(lambda: model.stage(x), model), PendingTensor)
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -46,7 +46,7 @@ def test_the_shape_is_the_weights(shape: tuple[int, ...], deferred: list[str]) -
         waiting = model[0](x)
         return waiting, F.relu(waiting)
 
-    waiting, out = inside(model, run)
+    waiting, out = inside(run, model)
     assert deferred == ["relu"]
     assert waiting.shape == out.shape and waiting.stride() == out.stride()
     assert_close(out, model[1](unfuse(model)[0](x)))

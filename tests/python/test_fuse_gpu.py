@@ -114,7 +114,7 @@ def test_streams() -> None:
             assert type(y) is not torch.Tensor
             return model.act(y + skip)
 
-        out = inside(model, run)
+        out = inside(run, model)
     torch.testing.assert_close(out, wanted)
 
 

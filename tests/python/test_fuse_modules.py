@@ -203,8 +203,8 @@ def test_hooks_of_a_copy_see_a_tensor(how: str, deferred: list[str]) -> None:
     assert deferred.pop() == "relu"
     part = copy.deepcopy(model.conv5)
     part[1].register_forward_pre_hook(lambda m, args: None)  # type: ignore[index]
-    assert type(inside(part, lambda: part[0](inputs()[0]))) is Tensor  # type: ignore[index]
-    assert type(inside(model, lambda: model.conv5[0](inputs()[0]), 1)) is not Tensor  # type: ignore[index]
+    assert type(inside(lambda: part[0](inputs()[0]), part)) is Tensor  # type: ignore[index]
+    assert type(inside(lambda: model.conv5[0](inputs()[0]), model, model.conv5)) is not Tensor  # type: ignore[index]
 
 
 @torch.no_grad()
@@ -233,9 +233,9 @@ def test_a_copy_of_the_convolution_alone() -> None:
     model = fuse(spiced(Hooked()).eval())
     model.conv5.register_forward_hook(model.hook)
     x = inputs()[0]
-    assert type(inside(model, lambda: model.conv5[0](x), 1)) is Tensor
+    assert type(inside(lambda: model.conv5[0](x), model, model.conv5)) is Tensor
     alone = copy.deepcopy(model.conv5[0])
-    assert type(inside(model, lambda: alone(x), 1)) is not Tensor
+    assert type(inside(lambda: alone(x), model, model.conv5)) is not Tensor
 
 
 def test_a_fused_model_is_freed_at_once() -> None:

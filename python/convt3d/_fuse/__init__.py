@@ -80,8 +80,7 @@ def fuse(model: _Model, example_inputs: Any = None) -> _Model:
         swap(module, InPlaceConvTranspose3d)
         if plan.steps:
             module.convt3d_plan = plan.steps  # type: ignore[assignment]
-            module.convt3d_exits = plan.exits  # type: ignore[assignment]
-            module.convt3d_end = plan.end  # type: ignore[assignment]
+            module.convt3d_ways = tuple({p.way: None for p in found[module]})  # type: ignore[assignment]
             module.convt3d_watched = Watched.of(model, module, plan.passed)  # type: ignore[assignment]
         entries.append(
             FuseEntry(names[module], True, tuple(s for s in plan.steps if s != "dropout"), plan.reason)
@@ -99,7 +98,7 @@ def unfuse(model: _Model) -> _Model:
     for module in model.modules():
         module.__dict__.pop(_REPORT, None)
         if is_ours(module):
-            for name in ("convt3d_plan", "convt3d_exits", "convt3d_end", "convt3d_watched", "convt3d_last"):
+            for name in ("convt3d_plan", "convt3d_ways", "convt3d_watched", "convt3d_last"):
                 module.__dict__.pop(name, None)
             swap(module, nn.ConvTranspose3d)
     return model
@@ -132,9 +131,8 @@ def _common(plans_of_module: list[Plan]) -> Plan:
         steps = steps[:length]
     while steps and steps[-1] == "dropout":
         steps = steps[:-1]
-    exits, end = max((plan.exits, plan.end) for plan in plans_of_module)
     passed = tuple(dict.fromkeys(module for plan in plans_of_module for module in plan.passed))
     if any(plan.steps != steps for plan in plans_of_module):
         reason = f"called {len(plans_of_module)} times, with different operations behind it"
-        return Plan(steps, reason, exits=exits, end=end, passed=passed)
-    return Plan(steps, first.reason, exits=exits, end=end, passed=passed)
+        return Plan(steps, reason, passed=passed)
+    return Plan(steps, first.reason, passed=passed)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which forward a frame of the stack runs, told by where it is written.
+"""Which forwards the stack runs, told by file name and first line.
 
-A module or its class would say it better, but plans are copied and pickled with the convolutions that hold
-them, and a frame's arguments cannot be asked for without keeping them alive.
+The module or its class would be more exact, as two classes may share both. But plans are copied and pickled
+with the convolutions that hold them, and reading a frame's ``f_locals`` would keep its tensors alive.
 """
 
 from __future__ import annotations
@@ -10,37 +10,72 @@ from __future__ import annotations
 import inspect
 import os
 import types
+import zlib
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-CodePlace = tuple[str, int]  # name of the file, first line
+CodePlace = tuple[str, int]  # name of the file, first line; of generated code "<" and a checksum
+NOWHERE: CodePlace = ("", 0)
 
 
 def place_of(code: types.CodeType) -> CodePlace:
-    name = os.path.basename(code.co_filename)
-    # torch.fx numbers the files that it pretends to have written: <eval_with_key>.7
-    return name.partition(">")[0] if name.startswith("<") else name, code.co_firstlineno
+    if _is_generated(code):
+        return "<", zlib.crc32(code.co_code + repr(code.co_names).encode())
+    return os.path.basename(code.co_filename), code.co_firstlineno
+
+
+def _is_generated(code: types.CodeType) -> bool:
+    """As torch.fx does for a GraphModule, and anew for each copy, in files such as <eval_with_key>.7"""
+    return code.co_filename.startswith("<")
 
 
 def place_of_forward(module: nn.Module) -> CodePlace:
-    """Of the module's forward, under its decorators; of none that is written in Python, no place."""
+    """Of the module's forward, under its decorators; NOWHERE if it is not written in Python."""
     code = getattr(inspect.unwrap(module.forward), "__code__", None)
-    return ("", 0) if code is None else place_of(code)
+    return NOWHERE if code is None else place_of(code)
 
 
-def is_forward(code: types.CodeType) -> bool:
-    """Whether it looks like that of a module. An autograd.Function's has a context in front."""
-    return code.co_name == "forward" and code.co_argcount > 0 and code.co_varnames[0] != "ctx"
+def last_of(frame: Any, way: Iterable[CodePlace]) -> Any:
+    """The frame of the last place of ``way``, if the stack from ``frame`` outwards comes by all; else None.
+
+    Others may lie in between: a forward that calls that of its base class, decorators, checkpoints.
+    """
+    found = None
+    for name, line in way:
+        while frame is not None:
+            code = frame.f_code
+            if (code.co_firstlineno == line or _is_generated(code)) and place_of(code) == (name, line):
+                break
+            frame = frame.f_back
+        if frame is None:
+            return None
+        found, frame = frame, frame.f_back
+    return found
+
+
+def first_argument(frame: Any) -> Any:
+    """Of a running function."""
+    arguments = frame.f_locals
+    first = arguments.get(frame.f_code.co_varnames[0])
+    if type(arguments) is dict:  # before Python 3.13 the frame keeps what it was asked for
+        arguments.clear()
+    return first
 
 
 def in_compiled_code(frame: Any) -> bool:
     """Whether the stack comes by something that torch.compile has made."""
     while frame is not None:
-        if frame.f_code.co_filename.endswith(_COMPILED):
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith(_COMPILED):
             return True
         frame = frame.f_back
     return False
 
 
 _COMPILED = os.path.join("torch", "_dynamo", "eval_frame.py")
+
+
+# A slice of an nn.Sequential is one, too.
+SEQUENTIAL = place_of_forward(nn.Sequential())

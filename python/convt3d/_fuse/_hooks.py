@@ -15,7 +15,10 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether code outside the module sees what goes in or comes out."""
+    """Whether code outside the module sees what goes in or comes out: a hook, a compiler, another forward."""
+    attributes = module.__dict__
+    if "forward" in attributes or attributes.get("_compiled_call_impl") is not None:
+        return True
     return any(getattr(module, name, None) for name in HOOKS)
 
 
@@ -55,6 +58,12 @@ class Watched:
             if module is not None and has_hooks(module):
                 return True
         return any(self._dicts)
+
+    def go_on_in(self, container: nn.Module) -> bool:
+        """Whether the result enters another part of ``container``; of an unpickled model it may."""
+        if not self._pairs:
+            return True
+        return any(around is container and module is not around for module, around in self._alive())
 
     def _alive(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         for pair in self._pairs:

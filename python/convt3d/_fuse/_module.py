@@ -22,7 +22,7 @@ from .._problem import Triple, output_extent, triple
 from ..modules import FusedConvTranspose3d
 from ._ambience import Ambience, is_capturing
 from ._call import Call, versions_of
-from ._code import CodePlace, is_forward, place_of
+from ._code import SEQUENTIAL, CodePlace, first_argument, last_of
 from ._hooks import Watched
 from ._pending import PLAIN_TYPES, Form, PendingTensor
 from ._steps import BATCH_NORM, DROPOUT
@@ -54,8 +54,9 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
     negative_slope = 0.01
     precision = None
     convt3d_plan: tuple[str, ...] = ()
-    convt3d_exits: int = 0  # of modules around this one, before the plan's end
-    convt3d_end: CodePlace = ("", 0)  # the forward of the next one
+    convt3d_ways: tuple[
+        tuple[CodePlace, ...], ...
+    ] = ()  # from each call of it to the end of its plan (Plan.way)
     convt3d_watched = Watched()  # the modules that the result passes
     convt3d_last: tuple[str, ...] | None = None  # what the last call has taken in
 
@@ -120,7 +121,7 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             if not dtype.is_floating_point or torch.float64 in (dtype, weight.dtype):
                 return None
             dtype = ambience.autocast_dtype
-        elif dtype != weight.dtype:
+        elif dtype != weight.dtype or not (dtype.is_floating_point or dtype.is_complex):
             return None
         if (
             input.dim() not in (4, 5)
@@ -175,24 +176,18 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
         return PendingTensor.create(call, self.convt3d_plan, form)
 
     def _plan_ends_inside(self) -> bool:
-        """Whether the plan ends in a forward that is running.
+        """Whether the forward that the plan ends in is running.
 
         Otherwise a part of the model was called by itself: whoever did that gets a tensor, and a CUDA graph
         that captures it gets the convolution.
         """
-        frame: Any = sys._getframe(1)
-        inner = self.convt3d_exits  # at least: a forward may call that of its base class
-        while frame is not None:
-            code = frame.f_code
-            if code is not _FORWARD and is_forward(code):
-                if inner <= 0 and place_of(code) == self.convt3d_end:
-                    return True
-                inner -= 1
-            frame = frame.f_back
+        for way in self.convt3d_ways:
+            frame = last_of(sys._getframe(1), way)
+            if frame is None:
+                continue
+            if way[-1] != SEQUENTIAL or self.convt3d_watched.go_on_in(first_argument(frame)):
+                return True
         return False
-
-
-_FORWARD = InPlaceConvTranspose3d.forward.__code__
 
 
 @functools.lru_cache(maxsize=1024)

@@ -68,7 +68,7 @@ class Form(NamedTuple):
 class Waiting:
     """What a pending tensor stands for. A step in place changes ``call`` and ``remaining``."""
 
-    call: Call
+    call: Call | None  # None once there is a value, which needs no inputs any more
     form: Form  # asking the tensor itself takes a detour through __torch_function__
     remaining: tuple[str, ...]  # planned steps
     value: Tensor | None = None  # once computed
@@ -81,8 +81,8 @@ class PendingTensor(torch.Tensor):
     It belongs to no graph: nothing waits where gradients are recorded. Once computed it turns into the plain
     tensor that it stood for, the object itself, so that whoever has it has one tensor and not two. Where
     something in C++ holds it, such as the arguments of an ``autograd.Function`` that is running, it has to
-    stay what it is, for good: then autograd works on it as on any other tensor, and its values are behind
-    that.
+    stay a wrapper, for good: autograd treats it as any other tensor, and its values are found below that, in
+    ``__torch_dispatch__``.
     """
 
     _waiting: Waiting
@@ -103,7 +103,8 @@ class PendingTensor(torch.Tensor):
         if func in METADATA:
             with _C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        step = classify(func, args, kwargs)
+        # Dynamo would trace what it takes to see whether a step can be taken.
+        step = None if _is_compiling() else classify(func, args, kwargs)
         if step is not None:
             taken = _take(step)
             if taken is not None:
@@ -119,7 +120,7 @@ class PendingTensor(torch.Tensor):
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs)))
         if held and func is _SET_DATA and isinstance(args[0], PendingTensor):
-            raise RuntimeError(_CHANGED_SHAPE.format("y.data = x"))
+            raise RuntimeError(_CHANGED_FORM.format("y.data = x"))
         if not held or func in MEMORY:
             return func(*args, **kwargs)
         with _C.DisableTorchFunctionSubclass():
@@ -132,7 +133,7 @@ class PendingTensor(torch.Tensor):
         # Behind autograd. Reached by code that skips the Python layer (an autograd.Function, a scripted
         # function, a C++ extension), and for a tensor that something in C++ holds.
         if torch.Tag.inplace_view in func.tags or func.overloadpacket in _RESHAPING:
-            raise RuntimeError(_CHANGED_SHAPE.format(func))
+            raise RuntimeError(_CHANGED_FORM.format(func))
         given: dict[int, PendingTensor] = {}
 
         def plain(item: Any) -> Any:
@@ -151,11 +152,11 @@ class PendingTensor(torch.Tensor):
         return given.get(id(out), out)  # in place: the tensor that was given
 
 
-_TURNING = threading.RLock()  # code that a finalizer runs may come by again
+_TURNING = threading.RLock()  # a finalizer that runs while it is held may use another pending tensor
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_CHANGED_SHAPE = (
-    "convt3d: {} changes in place what a waiting result of a fused transposed convolution is, beyond its "
-    "values, which the plan has not seen. Call convt3d.fuse() again, or convt3d.unfuse()"
+_CHANGED_FORM = (
+    "convt3d: {} changes the shape or the memory of a waiting result of a fused transposed convolution, "
+    "which the plan did not foresee. Call convt3d.fuse() again, or convt3d.unfuse()"
 )
 _RESHAPING = frozenset({torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_})
 
@@ -165,11 +166,18 @@ def _value(pending: Any) -> Tensor:
     waiting = _waiting_of(pending)
     if waiting is None:
         return pending  # type: ignore[no-any-return]
-    if waiting.value is None:
-        value = waiting.call.run()
-        with _TURNING:  # another thread may have come first
-            waiting.value = value if waiting.value is None else waiting.value
+    call = waiting.call
+    if call is not None:
+        _keep(waiting, call.run())
+    assert waiting.value is not None
     return waiting.value
+
+
+def _keep(waiting: Waiting, value: Tensor) -> None:
+    with _TURNING:
+        if waiting.value is None:  # another thread may have come first
+            waiting.value = value
+        waiting.call = None
 
 
 def _turn(item: Any) -> bool:
@@ -177,11 +185,12 @@ def _turn(item: Any) -> bool:
     waiting = _waiting_of(item)
     if waiting is None:
         return True
-    if waiting.value is not None:  # others have that memory
+    call = waiting.call
+    if call is None:  # others have its values' memory
         return False
     if _is_compiling():  # Dynamo looks at this code, and knows no swap
         return False
-    value = waiting.call.run()
+    value = call.run()
     with _TURNING, _C.DisableTorchFunctionSubclass():
         if not isinstance(item, PendingTensor):
             return True
@@ -197,7 +206,7 @@ def _turn(item: Any) -> bool:
                 item.__class__ = torch.Tensor  # type: ignore[assignment]
                 del item._waiting
                 return True
-        waiting.value = value
+        _keep(waiting, value)
     return False
 
 
@@ -233,10 +242,11 @@ def _take(step: Step) -> Tensor | None:
         # An in-place add changes its first operand, which other names may refer to: nothing replaces that.
         return taken if taken is not None or step.inplace else _take_add(second, first, step)
     pending = step.operands[0]
-    waiting = _open(pending)
-    if waiting is None:
+    found = _open(pending)
+    if found is None:
         return None
-    call, planned = waiting.call, waiting.remaining[0]
+    waiting, call = found
+    planned = waiting.remaining[0]
     if step.name == planned == DROPOUT:
         return _advance(pending, waiting, call, inplace=True) if is_eval_dropout(step) else None
     if step.name == planned == BATCH_NORM:
@@ -264,16 +274,21 @@ def _take_mul(step: Step) -> Tensor | None:
         asked = _waiting_of(gate)
         if asked is None or asked.gate_of is None or asked.value is not None:
             continue
-        waiting = _open(t)
-        if waiting is not None and waiting.call is asked.gate_of and (not step.inplace or t is first):
-            call = waiting.call.with_step(X_HARDSWISH, activation=X_HARDSWISH)
-            return _advance(t, waiting, call, step.inplace)
+        found = _open(t)
+        if found is None or found[1] is not asked.gate_of or (step.inplace and t is not first):
+            continue
+        waiting, call = found
+        call = call.with_step(X_HARDSWISH, activation=X_HARDSWISH)
+        return _advance(t, waiting, call, step.inplace)
     return None
 
 
 def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
-    waiting = _open(base)
-    if waiting is None or waiting.remaining[0] != ADD or waiting.call.add is not None or other is base:
+    found = _open(base)
+    if found is None or other is base:
+        return None
+    waiting, call = found
+    if waiting.remaining[0] != ADD or call.add is not None:
         return None
     _turn(other)
     # Another type would promote (under autocast: an fp16 result plus an fp32 skip is fp32), another shape
@@ -282,10 +297,10 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
         type(other) not in PLAIN_TYPES
         or other.dtype != waiting.form.dtype
         or other.device != waiting.form.device
+        or other.layout != torch.strided
         or not _broadcasts_to(other.shape, waiting.form.shape)
     ):
         return None
-    call = waiting.call
     order = "before" if call.activation == "none" else "after"
     call = call.with_step(ADD, add=other, add_order=order, versions=call.versions + versions_of(other))
     return _advance(base, waiting, call, step.inplace)
@@ -294,9 +309,10 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
 def _take_cat(step: Step) -> Tensor | None:
     for skip_first in (False, True):
         second, first = step.operands if skip_first else step.operands[::-1]
-        waiting = _open(first)
-        if waiting is None or waiting.remaining[0] != CAT or first is second:
+        found = _open(first)
+        if found is None or found[0].remaining[0] != CAT or first is second:
             continue
+        waiting, call = found
         form = waiting.form
         shape = form.shape
         channels = len(shape) - 4
@@ -313,7 +329,6 @@ def _take_cat(step: Step) -> Tensor | None:
             and sizes[:channels] == shape[:channels]
             and sizes[channels + 1 :] == shape[channels + 1 :]
         ):
-            call = waiting.call
             versions = call.versions + versions_of(skip)
             return call.with_step(CAT, cat=(skip, skip_first), versions=versions).run_here()
     return None
@@ -326,13 +341,13 @@ def _broadcasts_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     return offset >= 0 and all(n in (1, wanted[offset + dim]) for dim, n in enumerate(shape))
 
 
-def _open(operand: Any) -> Waiting | None:
-    """What the pending tensor ``operand`` waits for, if it can still take something in."""
+def _open(operand: Any) -> tuple[Waiting, Call] | None:
+    """What the pending tensor ``operand`` waits for, and its call, if it can still take something in."""
     waiting = _waiting_of(operand)
-    if waiting is None or waiting.value is not None or not waiting.remaining:
+    call = None if waiting is None else waiting.call
+    if waiting is None or call is None or not waiting.remaining:
         return None
-    ambience = waiting.call.ambience
-    return waiting if ambience == Ambience.current(ambience.device) else None
+    return (waiting, call) if call.ambience == Ambience.current(call.ambience.device) else None
 
 
 def _advance(pending: Any, waiting: Waiting, call: Call, inplace: bool) -> Tensor:
@@ -343,7 +358,7 @@ def _advance(pending: Any, waiting: Waiting, call: Call, inplace: bool) -> Tenso
         try:
             if not remaining:
                 _turn(pending)
-        except BaseException:  # out of memory, for one: whoever tries again has not had the step
+        except BaseException:  # out of memory, for one: the step was not done, and may be tried again
             waiting.call, waiting.remaining = before
             raise
         return pending  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._code import CodePlace, place_of_forward
+from ._code import NOWHERE, CodePlace, place_of_forward
 from ._hooks import has_hooks
 from ._mutations import changed_operands, function_name, joined_operands
 from ._steps import (
@@ -35,16 +35,15 @@ class Plan:
 
     Attributes:
         nodes: of the graph, by step.
-        exits: how many of the modules around the convolution end before the plan does.
-        end: where the forward that the plan ends in is written.
+        way: where the forwards are written of the modules that the plan leaves, from inside out, and at last
+            of the one that it ends in.
         passed: the modules that the result leaves and enters on the way, the convolution aside.
     """
 
     steps: tuple[str, ...]
     reason: str
     nodes: tuple[tuple[fx.Node, ...], ...] = ()
-    exits: int = 0
-    end: CodePlace = ("", 0)
+    way: tuple[CodePlace, ...] = ()
     passed: tuple[nn.Module, ...] = ()
 
 
@@ -63,12 +62,15 @@ def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[n
             chain = [node, *(n for nodes in plan.nodes for n in nodes)]
             around = {call: name for call, name in _stack(node).items() if name != node.target}
             exits = max(len(around.keys() - _stack(n)) for n in chain)
-            last = root.get_submodule(["", *around.values()][len(around) - exits])
+            left = [root, *map(root.get_submodule, around.values())][len(around) - exits :]
+            way = tuple(place_of_forward(m) for m in reversed(left))
             passed = {
                 name: None for pair in pairwise(chain) for name in _passed(*pair) if name != node.target
             }
             modules = tuple(root.get_submodule(name) for name in passed)
-            yield module, replace(plan, exits=exits, end=place_of_forward(last), passed=modules)
+            if plan.steps and NOWHERE in way:
+                plan = Plan((), "and a forward around it is not written in Python")
+            yield module, replace(plan, way=way, passed=modules)
 
 
 class Planner:

@@ -217,7 +217,7 @@ def kept_by_a_module(*tensors: Any) -> None:
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Whether there is no forward to trace but those of its parts: ModuleList, what torch.compile returns."""
+    """Whether only its parts have a forward to trace: a ModuleList, or what torch.compile returns."""
     if hasattr(module, "_orig_mod"):
         return True
     return type(module).forward is nn.Module.forward and "forward" not in module.__dict__
@@ -231,6 +231,7 @@ class _Recorder(TorchFunctionMode):
         self.graph = fx.Graph()
         self.names = {module: name for name, module in model.named_modules()}
         self.stack: OrderedDict[str, tuple[str, Any]] = OrderedDict()
+        self.calls = 0
         self.nodes: Any = WeakIdKeyDictionary()
         self.convolved: Any = None  # the last input of a transposed convolution
 
@@ -253,12 +254,16 @@ class _Recorder(TorchFunctionMode):
 
     def before(self, module: nn.Module, args: Any) -> None:
         if module in self.names:
-            self.stack[self.names[module]] = (self.names[module], type(module))
+            self.calls += 1  # a module may be called twice
+            self.stack[f"{self.names[module]}@{self.calls}"] = (self.names[module], type(module))
 
     def after(self, module: nn.Module, args: Any, out: Any) -> None:
         if module not in self.names:
             return
-        self.stack.pop(self.names[module], None)
+        for key, (name, _) in reversed(self.stack.items()):
+            if name == self.names[module]:
+                del self.stack[key]
+                break
         if isinstance(module, nn.ConvTranspose3d) and isinstance(out, Tensor):
             # A global hook does not see keyword arguments.
             self._enter(self._node("call_module", self.names[module], (self.convolved,), {}), out)
