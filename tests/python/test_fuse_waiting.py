@@ -200,6 +200,22 @@ def test_a_change_of_shape_past_python_is_refused() -> None:
         with pytest.raises(RuntimeError, match="changes the shape"):
             y.unsqueeze_(0)
         assert not weak.expired() and (y + 1).shape == y.shape == (1, 6, 6, 6, 6)
+        with pytest.raises(RuntimeError, match="changes the shape"):
+            y.data = torch.ones(3)
+        with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="changes the shape"):
+            torch.mul(torch.ones(3), 2, out=y)
+
+
+def test_a_held_result_and_another_subclass() -> None:
+    class Other(Tensor):
+        pass
+
+    model = convt3d.fuse(nn.Sequential(up(), nn.ReLU()))
+    with torch.no_grad():
+        y = inside(lambda: model[0](torch.randn(1, 6, 3, 3, 3)), model)
+        weak = torch._C._WeakTensorRef(y)  # type: ignore[attr-defined]
+        assert type(y) is not Tensor and not weak.expired()
+        assert type(y + torch.ones(1).as_subclass(Other)) is Other
 
 
 def test_a_result_added_to_itself() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-CodePlace = tuple[str, int]  # name of the file, first line; of generated code "<" and a checksum
+CodePlace = tuple[str, int]  # base name and first line; of code without a file "<" and a checksum
 NOWHERE: CodePlace = ("", 0)
 
 
@@ -27,12 +27,12 @@ def place_of(code: types.CodeType) -> CodePlace:
 
 
 def _is_generated(code: types.CodeType) -> bool:
-    """As torch.fx does for a GraphModule, and anew for each copy, in files such as <eval_with_key>.7"""
+    """Code without a file: torch.fx writes a GraphModule's anew for each copy, as <eval_with_key>.7."""
     return code.co_filename.startswith("<")
 
 
 def place_of_forward(module: nn.Module) -> CodePlace:
-    """Of the module's forward, under its decorators; NOWHERE if it is not written in Python."""
+    """Of the module's forward, under its decorators; NOWHERE if it has no Python code of its own."""
     code = getattr(inspect.unwrap(module.forward), "__code__", None)
     return NOWHERE if code is None else place_of(code)
 

@@ -32,12 +32,19 @@ class Watched:
     a part of it those within the part.
     """
 
-    __slots__ = ("_dicts", "_pairs")
+    __slots__ = ("_around", "_dicts", "_pairs")
 
-    def __init__(self, pairs: Iterable[_Pair] = (), dicts: Sequence[Mapping[int, Any]] = ()) -> None:
+    def __init__(
+        self,
+        pairs: Iterable[_Pair] = (),
+        dicts: Sequence[Mapping[int, Any]] = (),
+        around: Sequence[Mapping[int, Any]] = (),
+    ) -> None:
         """Each module comes with the smallest one that holds both it and the convolution."""
         self._pairs = tuple(pairs)
-        self._dicts = dicts  # of a model that was unpickled
+        # Of an unpickled model: hooks of the modules, and of those around that they are parts of.
+        self._dicts = dicts
+        self._around = around
 
     @classmethod
     def of(cls, model: nn.Module, conv: nn.Module, modules: Iterable[nn.Module]) -> Watched:
@@ -60,10 +67,12 @@ class Watched:
         return any(self._dicts)
 
     def go_on_in(self, container: nn.Module) -> bool:
-        """Whether the result enters another part of ``container``; of an unpickled model it may."""
-        if not self._pairs:
-            return True
-        return any(around is container and module is not around for module, around in self._alive())
+        """Whether the result enters another part of ``container``, or of what that is a replica of."""
+        hooks = container._forward_hooks  # a replica has those of its model
+        return any(hooks is known for known in self._hooks_around())
+
+    def _hooks_around(self) -> list[Mapping[int, Any]]:
+        return [a._forward_hooks for m, a in self._alive() if m is not a] + list(self._around)
 
     def _alive(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         for pair in self._pairs:
@@ -82,12 +91,12 @@ class Watched:
         pairs = [
             (weakref.ref(module), weakref.ref(memo.get(id(around), module))) for module, around in copied
         ]
-        return Watched(pairs, copy.deepcopy(self._dicts, memo))
+        return Watched(pairs, copy.deepcopy(self._dicts, memo), copy.deepcopy(self._around, memo))
 
     def __reduce__(self) -> Any:
         # A pickle of a part does not say that it is one, and modules would bring all the others.
         dicts = [m.__dict__[name] for m, _ in self._alive() for name in HOOKS if name in m.__dict__]
-        return Watched, ((), (*dicts, *self._dicts))
+        return Watched, ((), (*dicts, *self._dicts), tuple(self._hooks_around()))
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> list[str]:

@@ -110,18 +110,21 @@ class PendingTensor(torch.Tensor):
             if taken is not None:
                 return taken
         held = False
+        # What others than ours make of wrappers is not known, and memory is the values'.
+        by_values = func in MEMORY or not all(issubclass(t, PendingTensor) for t in types)
 
         def plain(item: Any) -> Any:
             nonlocal held
             if isinstance(item, PendingTensor) and not _turn(item):
                 held = True
-                return _value(item) if func in MEMORY else item
+                return _value(item) if by_values else item
             return item
 
+        changed = args[0] if func == _SET_DATA else None
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs)))
-        if held and func is _SET_DATA and isinstance(args[0], PendingTensor):
+        if isinstance(changed, PendingTensor):
             raise RuntimeError(_CHANGED_FORM.format("y.data = x"))
-        if not held or func in MEMORY:
+        if not held or by_values:
             return func(*args, **kwargs)
         with _C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -145,6 +148,9 @@ class PendingTensor(torch.Tensor):
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs or {})))
         out = func(*args, **kwargs)
+        for value in _written(func, args, kwargs):
+            if id(value) in given and value.shape != given[id(value)]._waiting.form.shape:
+                raise RuntimeError(_CHANGED_FORM.format(func))  # `out=` resizes
         if func._schema.name.startswith("aten::_foreach_"):
             # These alone autograd does not count.
             changed = (given.get(id(value)) for value in _written(func, args, kwargs))

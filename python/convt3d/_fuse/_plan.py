@@ -69,7 +69,7 @@ def plans(root: nn.Module, graph: fx.Graph, at_the_end: str) -> Iterator[tuple[n
             }
             modules = tuple(root.get_submodule(name) for name in passed)
             if plan.steps and NOWHERE in way:
-                plan = Plan((), "and a forward around it is not written in Python")
+                plan = Plan((), "then a forward that has no code of its own to be recognised by")
             yield module, replace(plan, way=way, passed=modules)
 
 

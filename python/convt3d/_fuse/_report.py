@@ -16,8 +16,8 @@ class FuseEntry:
         fused: what is taken in behind it, in order: "batch_norm" (in eval), "add", an activation; at the end
             "cat", a concatenation with a skip that the result is written into.
         reason: why nothing, or nothing more, is taken in.
-        last: what the last call has taken in of it, in inference or not; None before the first call of a
-            model that is not compiled, and where there is nothing to take in.
+        last: what the last call that ran has taken in of it, with or without gradients; None before the first
+            one, in compiled models, and where nothing is planned.
     """
 
     name: str
