@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import convt3d
 from fuse_functions import ByHelper, Doubled, Leaky, Squared, scripted_scale_, scripted_swish
-from fuse_nets import up
+from fuse_nets import Residual, up
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -133,11 +133,7 @@ def test_buffers_are_not_changed_by_fusing_and_a_change_is_no_wrong_value(traced
 
 
 def test_arrays_that_share_the_input_are_writes() -> None:
-    class Exports(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = up()
-
+    class Exports(Residual):
         def forward(self, x: Tensor) -> Tensor:
             x = x * 1
             y = self.up(x)
@@ -192,11 +188,7 @@ def test_what_is_compiled_after_fuse_gets_a_tensor(how: str) -> None:
 
 
 def test_a_checkpoint_is_no_compiled_code() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = up()
-
+    class Net(Residual):
         def forward(self, x: Tensor) -> Any:
             assert x.sum() == x.sum()
             return checkpoint(F.relu, self.up(x), use_reentrant=False)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import convt3d
 from convt3d._fuse import _call
 from fuse_functions import Scaled, Squared, scripted_scale_
-from fuse_nets import inside, up
+from fuse_nets import Residual, inside, up
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -287,12 +287,8 @@ def test_modes_that_begin_behind_the_convolution_keep_what_they_see() -> None:
             self.kept.append(func(*args, **(kwargs or {})))
             return self.kept[-1]
 
-    class Watches(nn.Module):
+    class Watches(Residual):
         flag = False
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = up()
 
         def forward(self, x: Tensor) -> Any:
             y = self.up(x)

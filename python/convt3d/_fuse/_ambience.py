@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .._functional import observed
 from .._precision import SWITCH_LOCK, conv_fp32_setting, fp32_precision
 
 _LEFT_CAPTURE = (
@@ -25,8 +25,6 @@ _C: Any = torch._C
 _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
-_transform = _C._functorch.peek_interpreter_stack
-_dispatch_modes = _C._len_torch_dispatch_stack
 
 
 class Place(NamedTuple):
@@ -45,7 +43,7 @@ class Ambience(NamedTuple):
     inference: bool
     autocast_dtype: torch.dtype | None  # None: autocast is off
     switches: tuple[str | bool, ...]  # fp32 precision; on a GPU cuDNN's enabled, benchmark, deterministic
-    observed: bool  # in a torch.func transform, a level of forward-mode AD, or under a dispatch mode
+    observed: bool  # by a torch.func transform, forward-mode AD, a dispatch mode or a trace
 
     @staticmethod
     def current(device: torch.device) -> Ambience:
@@ -59,7 +57,7 @@ class Ambience(NamedTuple):
                 _is_inference_mode_enabled(),
                 torch.get_autocast_dtype(kind) if _is_autocast_enabled(kind) else None,
                 current_switches(kind),
-                _transform() is not None or forward_ad._current_level >= 0 or _dispatch_modes() > 0,
+                observed(),
             ),
         )
 

@@ -18,6 +18,7 @@ from torch import nn
 
 CodePlace = tuple[str, int]  # base name and first line; of code without a file "<" and a checksum
 NOWHERE: CodePlace = ("", 0)
+_COMPILED = os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
 def place_of(code: types.CodeType) -> CodePlace:
@@ -72,9 +73,6 @@ def in_compiled_code(frame: Any) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-_COMPILED = os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
 # A slice of an nn.Sequential is one, too.

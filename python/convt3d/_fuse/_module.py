@@ -113,9 +113,9 @@ class InPlaceConvTranspose3d(FusedConvTranspose3d):
             return None
         if self.padding_mode != "zeros":
             return None
-        ambience = Ambience.current(input.device)
         if not self._plan_ends_inside():
             return None
+        ambience = Ambience.current(input.device)
         dtype = input.dtype
         if ambience.autocast_dtype is not None:
             if not dtype.is_floating_point or torch.float64 in (dtype, weight.dtype):

@@ -39,6 +39,13 @@ from ._steps import (
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
 _C: Any = torch._C
+_TURNING = threading.RLock()  # a finalizer that runs while it is held may use another pending tensor
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_CHANGED_FORM = (
+    "convt3d: {} changes the shape or the memory of a waiting result of a fused transposed convolution, "
+    "which the plan did not foresee. Call convt3d.fuse() again, or convt3d.unfuse()"
+)
+_RESHAPING = frozenset({torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_})
 
 
 class Form(NamedTuple):
@@ -148,23 +155,13 @@ class PendingTensor(torch.Tensor):
 
         args, kwargs = tree_map(plain, (tuple(args), dict(kwargs or {})))
         out = func(*args, **kwargs)
-        for value in _written(func, args, kwargs):
-            if id(value) in given and value.shape != given[id(value)]._waiting.form.shape:
-                raise RuntimeError(_CHANGED_FORM.format(func))  # `out=` resizes
+        written = [(value, given[id(value)]) for value in _written(func, args, kwargs) if id(value) in given]
+        if any(value.shape != pending._waiting.form.shape for value, pending in written):
+            raise RuntimeError(_CHANGED_FORM.format(func))  # `out=` resizes
         if func._schema.name.startswith("aten::_foreach_"):
             # These alone autograd does not count.
-            changed = (given.get(id(value)) for value in _written(func, args, kwargs))
-            increment_version([t for t in changed if t is not None and not t.is_inference()])
+            increment_version([pending for _, pending in written if not pending.is_inference()])
         return given.get(id(out), out)  # in place: the tensor that was given
-
-
-_TURNING = threading.RLock()  # a finalizer that runs while it is held may use another pending tensor
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_CHANGED_FORM = (
-    "convt3d: {} changes the shape or the memory of a waiting result of a fused transposed convolution, "
-    "which the plan did not foresee. Call convt3d.fuse() again, or convt3d.unfuse()"
-)
-_RESHAPING = frozenset({torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_})
 
 
 def _value(pending: Any) -> Tensor:
@@ -314,16 +311,15 @@ def _take_add(base: Any, other: Any, step: Step) -> Tensor | None:
 
 def _take_cat(step: Step) -> Tensor | None:
     for skip_first in (False, True):
-        second, first = step.operands if skip_first else step.operands[::-1]
-        found = _open(first)
-        if found is None or found[0].remaining[0] != CAT or first is second:
+        skip, base = step.operands if skip_first else step.operands[::-1]
+        found = _open(base)
+        if found is None or found[0].remaining[0] != CAT or base is skip:
             continue
         waiting, call = found
         form = waiting.form
         shape = form.shape
         channels = len(shape) - 4
-        _turn(second)
-        skip = second
+        _turn(skip)
         sizes = tuple(skip.shape) if isinstance(skip, Tensor) else ()  # slices of a torch.Size are slow
         if (
             cat_dim(step) in (channels, -4)

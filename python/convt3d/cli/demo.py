@@ -20,7 +20,7 @@ from .._precision import conv_fp32_switch
 from ..modules import ModelNew
 from ..reference import BATCH, Model, get_init_inputs, get_inputs
 from .console import Console
-from .picture import save_picture
+from .picture import ON_A_CPU, save_picture
 from .timing import copy_bandwidth, medians
 
 _REFERENCE_CHUNK = 8  # samples at a time in float64
@@ -96,7 +96,7 @@ def demo(
             f"(a large copy, measured now) = {explanation.floor_seconds * 1e3:.3f} ms"
         )
     if device == "cpu":
-        console.line("On a CPU both run PyTorch's convolution: the errors count, not the times.")
+        console.line(ON_A_CPU)
     for candidate in candidates:
         if candidate.skipped:
             console.line(f"{candidate.name} was skipped: {candidate.skipped}")

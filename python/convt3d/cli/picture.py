@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .demo import Candidate
 
+ON_A_CPU = "On a CPU both run PyTorch's convolution: the errors count, not the times."
 _OURS, _THEIRS = "#1b7837", "#9aa0a6"
 
 
@@ -28,7 +29,7 @@ def save_picture(
     figure, (times, errors) = plt.subplots(1, 2, figsize=(12, 1.8 + 0.55 * max(4, len(shown))))
     title = f"ConvTranspose3d + add + t·hardswish(t), batch {batch}, fp32, {device_name}"
     if floor is None:  # on a CPU
-        title += "\nboth run PyTorch's convolution: the errors count, not the times"
+        title += f"\n{ON_A_CPU}"
     figure.suptitle(title, fontsize=12)
     _draw_times(times, {c.name: c.milliseconds for c in shown}, None if floor is None else floor * 1e3)
     _draw_errors(errors, shown)
