@@ -9,7 +9,7 @@
 
 #include "gpu_harness.hpp"
 #include "sm90/most_ctas.hpp"
-#include "sm90/product/geometry.hpp"
+#include "sm90/product/choice.hpp"
 
 namespace convt3d {
 namespace {
@@ -139,7 +139,7 @@ TEST_P(Product, AddOfChannels) {
   }
 }
 
-// The copy engine does not take such a weight: another of the family's kernels does, in the workspace of the same plan.
+// The copy engine does not take such a weight: the workspace has room for one that it takes.
 TEST_P(Product, WeightThatStartsAnywhere) {
   Problem const p = typed(problem({2, 40, 24, {4, 4, 4}, kHalves}));
   ASSERT_TRUE(takes(p));

@@ -43,9 +43,6 @@ TEST(Product, TakesPatchesInChannelsLast) {
   EXPECT_TRUE(with([](Problem& p) { p.activation = CONVT3D_ACT_RELU; }));
   EXPECT_TRUE(with([](Problem& p) { p.activation = CONVT3D_ACT_GELU; }));
   EXPECT_FALSE(with([](Problem& p) { p.precision = CONVT3D_IEEE; }));
-  EXPECT_FALSE(with([](Problem& p) { p.output_padding[1] = 1; }));
-  EXPECT_FALSE(with([](Problem& p) { p.padding[0] = 1; }));
-  EXPECT_FALSE(with([](Problem& p) { p.stride[2] = 1; }));
   EXPECT_FALSE(with([](Problem& p) { p.batch = 0; }));
   EXPECT_FALSE(with([](Problem& p) { test::pack(weight_shape(p), Layout::kNcdhw, p.weight_stride); }));
   EXPECT_FALSE(with([](Problem& p) { test::pack(x_shape(p), Layout::kNcdhw, p.x_stride); }));
@@ -55,11 +52,127 @@ TEST(Product, TakesPatchesInChannelsLast) {
   EXPECT_FALSE(with([](Problem& p) { p.y_alignment = 4; }));
   EXPECT_FALSE(with([](Problem& p) { p.add_alignment = 4; }));
   EXPECT_FALSE(with([](Problem& p) { p.add_stride[1] = 0; }));
-  EXPECT_FALSE(with([](Problem& p) { p.x_stride[3] += 64; }));         // rows of another matrix
   EXPECT_FALSE(with([](Problem& p) { p.x_stride[4] = 0; }));           // one voxel for all
   EXPECT_FALSE(with([](Problem& p) { p.y_stride[0] = kMostReach; }));  // offsets are of 32 bits
   EXPECT_TRUE(takes(halves(1, 64, 4, 4)));
   EXPECT_FALSE(takes(halves(1, 64, 2, 4)));  // 64 bytes of columns: the copy engine's accesses have 128
+}
+
+// Padding, planes without a tap and a kernel larger than the stride are for boxes, whose columns are output channels.
+TEST(Product, RowsOrBoxes) {
+  Problem const patch = halves(2, 64, 32, 4);
+  EXPECT_TRUE(takes_rows(patch));
+  auto in_boxes = [&](auto change) {
+    Problem p = patch;
+    change(p);
+    test::pack(p, Layout::kNdhwc);
+    test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+    EXPECT_FALSE(takes_rows(p));
+    return takes_boxes(p);
+  };
+  EXPECT_TRUE(in_boxes([](Problem& p) { p.output_padding[1] = 1; }));
+  EXPECT_TRUE(in_boxes([](Problem& p) { p.padding[0] = 1; }));
+  EXPECT_TRUE(in_boxes([](Problem& p) { p.stride[2] = 1; }));
+  EXPECT_TRUE(in_boxes([](Problem& p) { p.kernel[0] = 4; }));
+  Problem other_rows = patch;
+  other_rows.x_stride[3] += 64;
+  EXPECT_FALSE(takes_rows(other_rows));
+  EXPECT_TRUE(takes_boxes(other_rows));
+  auto cubic = [](Problem& p, int kernel, int stride) {
+    for (int axis = 0; axis < 3; ++axis) p.kernel[axis] = kernel, p.stride[axis] = stride;
+  };
+  EXPECT_TRUE(in_boxes([&](Problem& p) { cubic(p, 3, 1); }));
+  EXPECT_TRUE(in_boxes([&](Problem& p) { cubic(p, 5, 2); }));
+  EXPECT_FALSE(in_boxes([&](Problem& p) { cubic(p, 5, 3); }));  // 27 classes
+  EXPECT_FALSE(in_boxes([&](Problem& p) {
+    cubic(p, 3, 2);
+    p.out_channels = 16;  // 64 bytes of columns
+  }));
+  Problem p = make(2, 64, 32, {4, 5, 6}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F32, true);
+  EXPECT_FALSE(takes(p));
+  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+  EXPECT_TRUE(takes(p));
+  for (int axis : {0, 2, 3, 4}) {
+    Problem other = p;
+    other.x_stride[axis] += 2;  // 8 bytes
+    EXPECT_FALSE(takes(other));
+    other.x_stride[axis] = 0;
+    EXPECT_FALSE(takes(other));
+    other.x_stride[axis] = p.x_stride[axis] * 2;  // a slice of x
+    EXPECT_TRUE(takes(other));
+  }
+}
+
+// Boxes of at most 128 positions that cover a class's outputs with as few tiles as any shape does.
+TEST(Product, BoxesOfPositions) {
+  auto boxes = [](int batch, std::vector<int> size, std::vector<int> kernel) {
+    return choose_boxes(
+        make(batch, 64, 64, size, kernel, {1, 1, 1}, {kernel[0] % 2, kernel[1] % 2, kernel[2] % 2}, CONVT3D_F32, true));
+  };
+  auto expect = [](Boxes const& b, std::vector<int> size, int64_t count) {
+    for (int axis = 0; axis < 4; ++axis) EXPECT_EQ(b.size.size[axis], size[static_cast<size_t>(axis)]);
+    EXPECT_EQ(b.count, count);
+  };
+  expect(boxes(64, {4, 4, 4}, {3, 3, 3}), {2, 4, 4, 4}, 32);
+  expect(boxes(2, {8, 8, 8}, {4, 4, 4}), {1, 2, 8, 8}, 8);
+  expect(boxes(1, {1, 1, 300}, {3, 3, 3}), {1, 1, 1, 100}, 3);
+  expect(boxes(3, {1, 1, 1}, {3, 3, 3}), {3, 1, 1, 1}, 1);
+  for (int batch : {1, 2, 5}) {
+    for (int d : {1, 3, 7}) {
+      for (int h : {2, 5, 13}) {
+        for (int w : {1, 6, 40}) {
+          Problem const p = make(batch, 64, 64, {d, h, w}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F32, true);
+          Box const grid = position_grid(p);
+          for (int axis = 0; axis < 3; ++axis) EXPECT_EQ(grid.size[1 + axis], p.in_size[axis]);
+          Boxes const b = choose_boxes(p);
+          EXPECT_LE(b.size.rows(), kPositions);
+          int64_t count = 1;
+          for (int axis = 0; axis < 4; ++axis) {
+            int const size = b.size.size[axis], tiles = b.tiles.size[axis];
+            EXPECT_GE(size * tiles, grid.size[axis]);
+            EXPECT_LT(size * (tiles - 1), grid.size[axis]);
+            count *= tiles;
+          }
+          EXPECT_EQ(count, b.count);
+          EXPECT_GE(count * kPositions, int64_t{grid.size[0]} * grid.size[1] * grid.size[2] * grid.size[3]);
+        }
+      }
+    }
+  }
+}
+
+TEST(Product, ClassesWithTheMostTapsFirst) {
+  for (int kernel : {2, 3, 4, 5}) {
+    Problem const p = make(1, 64, 64, {4, 4, 4}, {kernel, kernel, 3}, {0, 1, 0}, {0, 0, 0}, CONVT3D_F32, true);
+    Classes const classes = classes_by_taps(p);
+    int64_t taps = 0;
+    std::set<int64_t> first_outputs;
+    for (int i = 0; i < class_total(p); ++i) {
+      ResidueClass const& c = classes.v[i];
+      if (i > 0) {
+        EXPECT_LE(c.taps(), classes.v[i - 1].taps());
+      }
+      EXPECT_GE(c.taps(), 1);  // a tile has steps
+      taps += c.taps();
+      first_outputs.insert((c.dim[0].origin * 2 + c.dim[1].origin) * 2 + c.dim[2].origin);
+    }
+    EXPECT_EQ(taps, tap_count(p));
+    EXPECT_EQ(first_outputs.size(), 8u);
+  }
+}
+
+TEST(Product, TilesOfBoxes) {
+  Problem p = make(64, 256, 128, {4, 4, 4}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16, true);
+  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+  Tiling const t = tiling(p);
+  EXPECT_EQ(t.most_warpgroups, 2);  // no third 64 of 128 channels
+  EXPECT_EQ(warpgroups(t, 132), 2);
+  EXPECT_EQ(t.tiles(2), 32 * 8);
+  EXPECT_EQ(t.tiles(1), 32 * 8 * 2);
+  EXPECT_EQ(warpgroups(t, 1000), 1);
+  // Of 27 taps of 4 steps, for each of 32 boxes; one tile of eight taps has 32.
+  EXPECT_DOUBLE_EQ(longest_steps(p, t.tiles(2), 12), 27 * 4 * 32 / 12.);
+  EXPECT_DOUBLE_EQ(longest_steps(p, t.tiles(2), 132), 8 * 4);
 }
 
 // The voxels of a slice of channels, and of one with a single voxel along an axis.
@@ -76,17 +189,19 @@ TEST(Product, RowsOfX) {
 }
 
 TEST(Product, TilesFillADevice) {
-  EXPECT_EQ(warpgroups(halves(1, 64, 32, 4), 132), 1);
-  EXPECT_EQ(warpgroups(halves(2, 320, 320, 8), 132), 3);
+  EXPECT_EQ(warpgroups(tiling(halves(1, 64, 32, 4)), 132), 1);
+  Problem const p = halves(2, 320, 320, 8);
+  Tiling const t = tiling(p);
+  EXPECT_EQ(warpgroups(t, 132), 3);
+  EXPECT_EQ(t.positions, 8);
+  EXPECT_EQ(t.columns(3), 14);
+  EXPECT_EQ(t.tiles(3), 8 * 14);
+  EXPECT_EQ(steps(p), 10);
   for (int count = 1; count <= kMostWarpgroups; ++count) {
     EXPECT_GE(stages(count), 4);
     EXPECT_LE(stages(count), kMostStages);
     EXPECT_LE(stages(count) * stage_bytes(count), kSharedBytes);
   }
-  Problem const p = halves(2, 320, 320, 8);
-  EXPECT_EQ(position_tiles(p), 8);
-  EXPECT_EQ(column_tiles(p, 3), 14);
-  EXPECT_EQ(steps(p), 10);
 }
 
 // TF32's words of the weight, found in shared memory as the copy engine leaves them there: the k that wgmma wants of
@@ -133,7 +248,31 @@ TEST(Product, IsChosenWhereItIsFaster) {
     EXPECT_TRUE(worthwhile(small, kH200));
     EXPECT_TRUE(takes(large));
     EXPECT_FALSE(chooses_product(large, 132));
+    auto k3 = [dtype](int batch, int size) {
+      Problem p = make(batch, 256, 128, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true);
+      test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+      EXPECT_TRUE(takes(p));
+      return p;
+    };
+    EXPECT_TRUE(chooses_product(k3(64, 4), 132));
+    EXPECT_TRUE(worthwhile(k3(64, 4), kH200));
+    EXPECT_FALSE(chooses_product(k3(2, 24), 132));
   }
+}
+
+// At stride 1 the streaming kernel's share of shared memory may be too small: the product kernel is the family's only
+// one, with room in the workspace for a weight that starts anywhere.
+TEST(Product, WhereNoOtherKernelIs) {
+  Problem p = make(2, 256, 256, {8, 8, 8}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0}, CONVT3D_F16, true);
+  for (int axis = 0; axis < 3; ++axis) p.stride[axis] = 1;
+  test::pack(p, Layout::kNdhwc);
+  EXPECT_FALSE(streamable(p));
+  EXPECT_EQ(refusal(p), "sm90: shared memory left beside x and weights, in 8 KB is 3, the kernel takes at least 5");
+  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+  EXPECT_EQ(refusal(p), "");
+  EXPECT_TRUE(chooses_product(p, 132));
+  EXPECT_TRUE(worthwhile(p, kH200));
+  EXPECT_EQ(workspace_bytes(p), 2u * 256 * 256 * 27);
 }
 
 }  // namespace

@@ -72,17 +72,18 @@ def test_sm90_kernels_use_hoppers_units(code: dict[str, str], instruction: str) 
     assert without == []
 
 
-@pytest.mark.parametrize("instruction", ["HGMMA", "UTMALDG"])
+@pytest.mark.parametrize("instruction", ["HGMMA", "UTMALDG", "USETMAXREG"])
 def test_product_kernels_use_hoppers_units(code: dict[str, str], instruction: str) -> None:
-    """wgmma and tensor-map loads; their outputs go to memory by ordinary stores."""
-    without = [name for name, sass in kernels(code, "product").items() if f" {instruction}" not in sass]
-    assert without == []
+    """wgmma, tensor-map loads, register reallocation; their outputs go to memory by ordinary stores."""
+    found = kernels(code, "product")
+    assert len(found) == 6, list(found)  # three types, in rows and in boxes
+    assert [name for name, sass in found.items() if f" {instruction}" not in sass] == []
 
 
 def test_setmaxnreg_goes_the_way_of_its_instruction(code: dict[str, str], registers: dict[str, int]) -> None:
     """.inc to fewer registers than a thread has, or .dec to more, is an illegal instruction on the GPU, and
     no compiler says so."""
-    for name, sass in kernels(code, "sm90").items():
+    for name, sass in (kernels(code, "sm90") | kernels(code, "product")).items():
         moves = re.findall(r"USETMAXREG\.(TRY_ALLOC|DEALLOC)\S* (?:UP\d, )?0x([0-9a-f]+)", sass)
         assert len(moves) == len(re.findall(r"\bUSETMAXREG\b", sass)), name
         assert {kind for kind, _ in moves} == {"TRY_ALLOC", "DEALLOC"}, name

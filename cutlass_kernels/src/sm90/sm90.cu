@@ -25,6 +25,7 @@ Status supported(Problem const& p, convt3d_device const& device, Message& messag
 }
 
 size_t own_workspace_bytes(Problem const& p, int multiprocessors) {
+  if (sm90::chooses_product(p, multiprocessors)) return sm90::product::workspace_bytes(p);
   return streams(p, multiprocessors) ? sm90::stream::workspace_layout(p).bytes
                                      : sm90::workspace_layout(p, sm90::choose_config(p)).bytes;
 }
@@ -101,8 +102,7 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& t, void
     rest.workspace = static_cast<unsigned char*>(t.workspace) + sm80_workspace_offset(p, multiprocessors);
     return sm80::run_if(p, rest, declined, multiprocessors, stream, message);
   };
-  // The weight's alignment is not known before; the other kernels take any.
-  if (sm90::chooses_product(p, multiprocessors) && reinterpret_cast<uintptr_t>(t.weight) % 16 == 0) {
+  if (sm90::chooses_product(p, multiprocessors)) {
     error = sm90::product::launch(p, t, multiprocessors, stream);
     return error == cudaSuccess ? CONVT3D_OK : fail("cannot launch the product kernel", error, message);
   }

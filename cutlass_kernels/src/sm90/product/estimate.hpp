@@ -3,26 +3,40 @@
 // How long the product kernel takes, for the choice between kernels.
 #pragma once
 
-#include "sm90/product/geometry.hpp"
+#include "sm90/product/choice.hpp"
 
 namespace convt3d::sm90::product {
 
-/// Microseconds of GPU time on an H200, as sm90/estimate.hpp; of a problem that the kernel takes. Fitted to kernel 2,
-/// 64 to 1024 channels, from 4^3 to 16^3, batch 1 to 8: what starting takes, the steps of a block's first tile, those
-/// of its other tiles, what else these take, and the bytes of y. With caches cold, for which 3 microseconds of starting
-/// were taken off in TF32 and 2 in 16-bit types to be comparable with the other kernels' estimates, it is within 10 %
-/// of nine in ten.
+/// Steps of the thread block that has most, about, of 128 bytes of input channels each: of rows those of all its tiles,
+/// which are alike; of boxes, whose shortest go to those that had the longest, an equal share, but a longest tile's at
+/// least.
+inline double longest_steps(Problem const& p, int64_t tiles, int multiprocessors) {
+  auto const of_tap = static_cast<double>(steps(p));
+  if (takes_rows(p)) return of_tap * static_cast<double>((tiles + multiprocessors - 1) / multiprocessors);
+  // A class has tiles of all positions and channels, and the classes together have each tap once.
+  double const all = of_tap * static_cast<double>(tiles / class_total(p) * tap_count(p)) / multiprocessors;
+  double const longest = of_tap * static_cast<double>(most_taps(p));
+  return longest > all ? longest : all;
+}
+
+/// Microseconds of GPU time on an H200, as sm90/estimate.hpp; of a problem that the kernel takes. Fitted to 120
+/// problems in rows and 250 in boxes, of 32 to 768 channels, from 3^3 to 32^3, batch 1 to 64, kernels of 2 to 5 at
+/// strides of 1 and 2: what starting takes, the steps of the longest thread block, more of them where it has more
+/// warpgroups, what else its tiles take, and the bytes of y. With caches cold, for which 2 to 3 microseconds of
+/// starting were taken off to be comparable with the other kernels' estimates, it is within 20 % of nine in ten.
 inline double estimated_microseconds(Problem const& p, int multiprocessors) {
   struct Fit {
-    double start, first, step, tile, y;  // y: a million of bytes
+    double start, step, warpgroup, tile, y;  // warpgroup: of a step, each beside the first; y: a million of bytes
   };
-  constexpr Fit kTf32{5.0, .46, .76, 3.1, .44}, k16Bit{7.0, .41, .74, 2.3, .57};
-  Fit const& fit = p.dtype == CONVT3D_F32 ? kTf32 : k16Bit;
-  int64_t const tiles = position_tiles(p) * column_tiles(p, warpgroups(p, multiprocessors));
-  auto const others = static_cast<double>((tiles - 1) / multiprocessors);
-  auto const of_one = static_cast<double>(steps(p));
+  constexpr Fit kRows[2] = {{5.5, .31, .14, 3.6, .39}, {5.2, .23, .175, 3.5, .13}};  // TF32, 16-bit types
+  constexpr Fit kBoxes[2] = {{6.7, .32, .086, 2.2, .69}, {6.7, .24, .14, 2.7, .57}};
+  Fit const& fit = (takes_rows(p) ? kRows : kBoxes)[p.dtype == CONVT3D_F32 ? 0 : 1];
+  Tiling const t = tiling(p);
+  int const groups = warpgroups(t, multiprocessors);
+  int64_t const tiles = t.tiles(groups);
   double const y = 1e-6 * element_bytes(p) * static_cast<double>(element_count(y_shape(p)));
-  return fit.start + fit.first * of_one + others * (fit.step * of_one + fit.tile) + fit.y * y;
+  return fit.start + (fit.step + fit.warpgroup * (groups - 1)) * longest_steps(p, tiles, multiprocessors) +
+         fit.tile * static_cast<double>((tiles + multiprocessors - 1) / multiprocessors) + fit.y * y;
 }
 
 }  // namespace convt3d::sm90::product

@@ -3,7 +3,8 @@
 // The product kernel: for few, wide voxels, where the streaming kernel's boxes of positions are half empty and its
 // pre-kernel takes as long as the products. One to three warpgroups share the positions of a thread block, each with
 // 64 columns of the weight; the copy engine brings in both as they lie, one step of input channels at a time, and
-// rounds fp32 to TF32. The sums go straight to y.
+// rounds fp32 to TF32. The sums go straight to y. What a tile is, and what its steps are, is its walk's
+// (walk_rows.hpp, walk_boxes.hpp).
 //
 // The weight is wgmma's A. Its k dimension is outermost in memory: 16-bit types are transposed by the tensor core, TF32
 // by threads, which read their words of A from shared memory.
@@ -13,14 +14,13 @@
 #include <utility>
 
 #include "convt3d/activation.hpp"
-#include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90_gmma.hpp"
 #include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
 #include "sm80/instructions.hpp"
 #include "sm90/cold_path.hpp"
 #include "sm90/collective_mainloop.hpp"
-#include "sm90/product/geometry.hpp"
-#include "sm90/product/params.hpp"
+#include "sm90/product/walk_boxes.hpp"
 #include "sm90/tails.hpp"
 
 namespace convt3d::sm90::product {
@@ -37,7 +37,7 @@ template <>
 struct Of<__nv_bfloat16> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::MN, Major::K> {};
 }  // namespace atom
 
-template <class T>
+template <class T, class Walk>
 struct Kernel {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kDepth = kStepBytes / static_cast<int>(sizeof(T));  // input channels of a step
@@ -48,28 +48,38 @@ struct Kernel {
   // Products that the tensor core adds up by itself: its cuts stay far within the bound even if all have one sign
   // (docs/numerics.md).
   static constexpr int kSumSteps = 128 / kDepth;
+  // Of a thread, by setmaxnreg: three warpgroups' and the loading one's are all that there are.
+  static constexpr int kLoadingRegisters = 32, kComputingRegisters = 160;
+  static constexpr uint32_t kStart = kMostWarpgroups;  // a named barrier, behind those of the warpgroups
   using Barrier = cutlass::arch::ClusterTransactionBarrier;
   using Sums = float[kRegisters];
 
-  /// What a thread block computes, tile by tile: the next step to bring in, or to multiply.
+  /// What a thread block computes, tile by tile. Tiles are handed out forwards and backwards in turn: the last ones are
+  /// the shortest, and go to those that had the longest first.
   struct Cursor {
-    int tile, step, slot;
-    uint32_t phase;
+    int round = 0;
+    uint32_t stage = 0;  // slot and, from kPhase on, phase: one word, for registers are scarce
 
-    CUTLASS_DEVICE void advance_slot(int stages) {
-      if (++slot == stages) {
-        slot = 0;
-        phase ^= 1;
-      }
+    static constexpr uint32_t kPhase = 8;
+    static_assert(kMostStages <= kPhase);
+    CUTLASS_DEVICE int tile() const {
+      auto const blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+      return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+    }
+    CUTLASS_DEVICE uint32_t slot() const { return stage % kPhase; }
+    CUTLASS_DEVICE uint32_t phase() const { return stage / kPhase; }
+    CUTLASS_DEVICE void advance(int stages) {
+      bool const last = slot() + 1 == static_cast<uint32_t>(stages);
+      stage = last ? (stage & kPhase) ^ kPhase : stage + 1;
     }
   };
   /// Where a position's first output lies, -1 past the end, and the add of it.
   struct alignas(8) Places {
     int32_t y[kPositions], add[kPositions];
   };
-  struct Shared {
+  /// In front of the stages, which begin at a multiple of 1024 bytes for the copy engine: one address tells both.
+  struct alignas(1024) Shared {
     Places places[kMostWarpgroups];
-    Cursor ahead;  // of the thread that brings steps in: registers are scarce
     Barrier full[kMostStages];
     cutlass::arch::ClusterBarrier empty[kMostStages];
   };
@@ -82,16 +92,33 @@ struct Kernel {
 
   // ---- the copy engine -------------------------------------------------------------------------------------------
 
-  /// One thread: brings in a step, with the weight of all warpgroups in one box.
-  CUTLASS_DEVICE static void load(ProductParams const& p, Shared& shared, unsigned char* stages, int step, int slot,
-                                  int position, int column) {
-    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    unsigned char* const stage = stages + slot * stage_bytes(p.warpgroups);
-    auto* const barrier = reinterpret_cast<uint64_t*>(&shared.full[slot]);
-    shared.full[slot].arrive_and_expect_tx(static_cast<uint32_t>(stage_bytes(p.warpgroups)));
-    cute::SM90_TMA_LOAD_2D::copy(&p.x_map, barrier, kHint, stage, step * kDepth, position);
-    cute::SM90_TMA_LOAD_3D::copy(&p.weight_map, barrier, kHint, stage + kXBytes, 0, step * kDepth,
-                                 column / kBoxColumns);
+  /// One thread: brings in x of every step of every tile, one after the other, or, another, the weight of all
+  /// warpgroups. What one of them has to do for a step takes as long as the tensor cores.
+  template <bool kOfX>
+  CUTLASS_DEVICE static void load_all(ProductParams const& p, Shared& shared, unsigned char* stages) {
+    uint32_t const bytes = Walk::x_bytes(p) + static_cast<uint32_t>(p.warpgroups * kWeightBytes);
+    Cursor at;
+    typename Walk::Ahead next;
+#pragma unroll 1
+    for (; at.tile() < p.tiles; ++at.round) {
+      next.begin(p, at.tile());
+      bool more = true;
+#pragma unroll 1
+      while (more) {
+        uint32_t const slot = at.slot();
+        unsigned char* const stage = stages + slot * static_cast<uint32_t>(stage_bytes(p.warpgroups));
+        auto* const full = reinterpret_cast<uint64_t*>(&shared.full[slot]);
+        shared.empty[slot].wait(at.phase() ^ 1);
+        if constexpr (kOfX) {
+          shared.full[slot].arrive_and_expect_tx(bytes);
+          next.load_x(p, full, stage);
+        } else {
+          next.load_weight(p, full, stage + kXBytes);
+        }
+        at.advance(p.stages);
+        more = next.next(p);
+      }
+    }
   }
 
   // ---- products ----------------------------------------------------------------------------------------------------
@@ -107,9 +134,18 @@ struct Kernel {
     atom::Of<T>::fma(a, b, sums[I]..., accumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
   }
 
+  /// Where a warpgroup's weights begin in a stage, in TF32 this thread's words of A. Worked out anew at each step,
+  /// behind the compiler's back: registers are scarce.
+  CUTLASS_DEVICE static uint32_t find_weights(int warpgroup) {
+    auto const of_warpgroup = static_cast<uint32_t>(kXBytes + warpgroup * kWeightBytes);
+    if constexpr (!kWide) return of_warpgroup;
+    auto thread = static_cast<int>(threadIdx.x);
+    asm volatile("" : "+r"(thread));
+    return of_warpgroup + first_word(thread / 32 % 4, thread % 32);
+  }
+
   /// TF32's words of A: this thread's rows of all k of a step, as wgmma wants them.
-  CUTLASS_DEVICE static void load_weights(uint32_t (&a)[kInstructions][4], uint32_t weights, int warp, int lane) {
-    uint32_t const first = weights + first_word(warp, lane);
+  CUTLASS_DEVICE static void load_weights(uint32_t (&a)[kInstructions][4], uint32_t first) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kInstructions; ++i) {
       CUTLASS_PRAGMA_UNROLL
@@ -129,15 +165,12 @@ struct Kernel {
     return desc.desc_;
   }
 
-  /// A step into `part`, which starts anew where `first`; `meanwhile()` runs beside the tensor cores.
-  template <class Meanwhile>
-  CUTLASS_DEVICE static void multiply(uint32_t stage, int warpgroup, int warp, int lane, Sums& part, bool first,
-                                      Meanwhile&& meanwhile) {
+  /// Enqueues a step into `part`, which starts anew where `first`.
+  CUTLASS_DEVICE static void multiply(uint32_t stage, uint32_t weights, Sums& part, bool first) {
     constexpr auto kAll = std::make_index_sequence<kRegisters>{};
     uint64_t const x = descriptor(stage);
-    uint32_t const weights = stage + static_cast<uint32_t>(kXBytes + warpgroup * kWeightBytes);
     [[maybe_unused]] uint32_t a[kInstructions][4];
-    if constexpr (kWide) load_weights(a, weights, warp, lane);
+    if constexpr (kWide) load_weights(a, stage + weights);
     fence(part);
     cute::warpgroup_arrive();
     CUTLASS_PRAGMA_UNROLL
@@ -145,13 +178,47 @@ struct Kernel {
       if constexpr (kWide) {
         fma(a[i], x + i * 2, part, !first || i > 0, kAll);
       } else {
-        fma(descriptor(weights) + i * (16 * 128 / 16), x + i * 2, part, !first || i > 0, kAll);
+        fma(descriptor(stage + weights) + i * (16 * 128 / 16), x + i * 2, part, !first || i > 0, kAll);
       }
     }
     cute::warpgroup_commit_batch();
-    meanwhile();
-    cute::warpgroup_wait<0>();
+    if constexpr (kWide) cute::warpgroup_wait<0>();  // the weights are in registers that the next step wants
     fence(part);
+  }
+
+  /// All steps of a tile: a warpgroup's 64 columns by 128 positions.
+  CUTLASS_DEVICE static void multiply_tile(ProductParams const& p, Shared& shared, uint32_t first_stage, int warpgroup,
+                                           int steps, Cursor& at, Sums& sums) {
+    auto const release = [&](uint32_t slot) {
+      if (threadIdx.x % 32 == 0) shared.empty[slot].arrive();
+    };
+    Sums part = {};  // so that it is nothing while there are outputs
+#pragma unroll 1
+    for (; steps > 0; steps -= kSumSteps) {
+      [[maybe_unused]] uint32_t last = 0;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSumSteps; ++i) {
+        if (i >= steps) break;
+        uint32_t const slot = at.slot(), weights = find_weights(warpgroup);
+        shared.full[slot].wait(at.phase());
+        multiply(first_stage + slot * static_cast<uint32_t>(stage_bytes(p.warpgroups)), weights, part, i == 0);
+        if constexpr (kWide) {
+          release(slot);
+        } else if (i > 0) {
+          cute::warpgroup_wait<1>();
+          release(last);
+        }
+        last = slot;
+        at.advance(p.stages);
+      }
+      if constexpr (!kWide) {
+        cute::warpgroup_wait<0>();
+        fence(part);
+        release(last);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRegisters; ++i) sums[i] += part[i];
+    }
   }
 
   // ---- outputs -----------------------------------------------------------------------------------------------------
@@ -172,40 +239,6 @@ struct Kernel {
     } else {
       return Element<T>::bits(Element<T>::from_float(a)) | Element<T>::bits(Element<T>::from_float(b)) << 16;
     }
-  }
-
-  /// A column's tap and channel, and where they lie beside a position's first output.
-  struct Column {
-    int tap[3], channel;
-    int32_t y, add;
-  };
-  CUTLASS_DEVICE static Column find_column(ProductParams const& p, int column) {
-    Column c;
-    int tap;
-    p.divide_channels(tap, c.channel, column);
-    p.divide_kernel_w(tap, c.tap[2], tap);
-    p.divide_kernel_h(c.tap[0], c.tap[1], tap);
-    c.y = c.channel;
-    c.add = c.channel;
-    for (int axis = 0; axis < 3; ++axis) {
-      c.y += c.tap[axis] * p.y_tap[axis];
-      c.add += c.tap[axis] * p.add_tap[axis];
-    }
-    return c;
-  }
-
-  struct Position {
-    int n, at[3];
-  };
-  CUTLASS_DEVICE static Position find_position(ProductParams const& p, int position) {
-    Position v;
-    p.divide_w(v.n, v.at[2], position);
-    p.divide_h(v.n, v.at[1], v.n);
-    p.divide_d(v.n, v.at[0], v.n);
-    return v;
-  }
-  CUTLASS_DEVICE static int offset(int32_t const (&step)[5], Position const& v) {
-    return v.n * step[0] + v.at[0] * step[2] + v.at[1] * step[3] + v.at[2] * step[4];
   }
 
   /// Where a thread's outputs are: of its column pair, at positions 8 i + 2 (lane mod 4) and the one behind it.
@@ -311,130 +344,104 @@ struct Kernel {
   }
 
   /// Every nan among the outputs of this thread, by the definition (cold_path.hpp).
-  __device__ __noinline__ static void recompute(ProductParams const& p, int position_begin, int column, int lane) {
-    Column const c = find_column(p, column);
+  __device__ __noinline__ static void recompute(ProductParams const& p, int number, int column, int lane) {
+    typename Walk::Tile const of = Walk::tile(p, number);
+    int const first = Walk::find_column(p, column).channel;
 #pragma unroll 1
     for (int i = 0; i < kPositions / 4; ++i) {
-      int const position = position_begin + i / 2 * 8 + lane % 4 * 2 + i % 2;
-      if (position >= p.positions) return;
-      Position const v = find_position(p, position);
-      int out[3];
-      for (int axis = 0; axis < 3; ++axis) out[axis] = v.at[axis] * p.cold.stride[axis] + c.tap[axis];
+      Place const v = Walk::find_output(p, of, i / 2 * 8 + lane % 4 * 2 + i % 2, column);
+      if (v.n < 0) continue;
 #pragma unroll 1
-      for (int channel = c.channel; channel < c.channel + 2; ++channel) {
-        recompute_output<T>(p.mainloop, p.epilogue, p.cold, v.n, channel, out[0], out[1], out[2]);
+      for (int channel = first; channel < first + 2; ++channel) {
+        recompute_output<T>(p.mainloop, p.epilogue, p.cold, v.n, channel, v.at[0], v.at[1], v.at[2]);
       }
     }
   }
 
   // ---- the kernel --------------------------------------------------------------------------------------------------
 
-  struct Tile {
-    int position, column;  // the first
-  };
-  CUTLASS_DEVICE static Tile tile(ProductParams const& p, int number) {
-    int position, column;
-    p.position_tiles(column, position, number);
-    return {position * kPositions, column * p.warpgroups * kColumns};
-  }
-
-  CUTLASS_DEVICE static void load_next(ProductParams const& p, Shared& shared, unsigned char* stages, Cursor& at) {
-    Tile const of = tile(p, at.tile);
-    load(p, shared, stages, at.step, at.slot, of.position, of.column);
-    at.advance_slot(p.stages);
-    if (++at.step == p.steps) {
-      at.step = 0;
-      at.tile += static_cast<int>(gridDim.x);
+  /// A warpgroup: where the positions of a tile lie, and the tail's reads into the L2 cache while there are products.
+  CUTLASS_DEVICE static void find_places(ProductParams const& p, Places& places, typename Walk::Tile const& of,
+                                         int warpgroup) {
+    int const column = of.column + warpgroup * kColumns, thread = static_cast<int>(threadIdx.x) % kPositions;
+    int2 const place = Walk::find_place(p, of, thread);
+    places.y[thread] = place.x;
+    places.add[thread] = place.y;
+    if (!p.cold.has_add || place.x < 0) return;
+    for (int i = 0; i < kColumns / kBoxColumns; ++i) {  // 128 bytes at a time
+      int const first = column + i * kBoxColumns;
+      if (first >= Walk::columns(p)) break;
+      T const* const from = static_cast<T const*>(p.epilogue.add) + place.y + Walk::find_column(p, first).add;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
     }
   }
 
-  /// A warpgroup: where the positions of a tile lie, and the tail's reads into the L2 cache while there are products.
-  CUTLASS_DEVICE static void find_places(ProductParams const& p, Places& places, int number, int warpgroup) {
-    Tile const of = tile(p, number);
-    int const column = of.column + warpgroup * kColumns;
-    int const thread = static_cast<int>(threadIdx.x) % kPositions, position = of.position + thread;
-    Position const v = find_position(p, min(position, p.positions - 1));
-    places.y[thread] = position < p.positions ? offset(p.y_step, v) : -1;
-    places.add[thread] = offset(p.add_step, v);
-    if (!p.cold.has_add || position >= p.positions) return;
-    for (int i = 0; i < kColumns / kBoxColumns; ++i) {  // 128 bytes at a time
-      int const first = column + i * kBoxColumns;
-      if (first >= p.columns) break;
-      T const* const from = static_cast<T const*>(p.epilogue.add) + places.add[thread] + find_column(p, first).add;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+  /// A warpgroup of consumers: products and outputs of its columns of every tile.
+  CUTLASS_DEVICE static void compute_all(ProductParams const& p, Shared& shared, uint32_t first_stage, int warpgroup) {
+    Cursor at;
+    Places& places = shared.places[warpgroup];
+#pragma unroll 1
+    for (; at.tile() < p.tiles; ++at.round) {
+      cutlass::arch::NamedBarrier::sync(128, static_cast<uint32_t>(warpgroup));  // all are done with the last tile's
+      typename Walk::Tile const started = Walk::tile(p, at.tile());
+      find_places(p, places, started, warpgroup);
+      int const steps = Walk::steps(p, started);
+      cutlass::arch::NamedBarrier::sync(128, static_cast<uint32_t>(warpgroup));
+
+      Sums sums = {};
+      multiply_tile(p, shared, first_stage, warpgroup, steps, at, sums);
+      // Nothing of what follows is worked out before the products: registers are scarce.
+      int now = static_cast<int>(threadIdx.x), number = at.tile();
+      asm volatile("" : "+r"(now), "+r"(number));
+      typename Walk::Tile const of = Walk::tile(p, number);
+      int const now_lane = now % 32,
+                column = of.column + now / 128 * kColumns + first_column(sizeof(T), now / 32 % 4, now_lane);
+      if (column >= Walk::columns(p)) continue;  // the same for a warp: columns come in whole accesses of 128 bytes
+      Column const c = Walk::find_column(p, column);
+      float const look = Walk::is_whole(p, of) ? store<true>(p, places, c, now_lane, sums)
+                                               : store<false>(p, places, c, now_lane, sums);
+      if (look != look) recompute(p, number, column, now_lane);
     }
   }
 
   CUTLASS_DEVICE static void run(ProductParams const& p) {
     extern __shared__ unsigned char dynamic_smem[];
-    unsigned char* const stages = dynamic_smem + ((1024 - (cute::cast_smem_ptr_to_uint(dynamic_smem) & 1023)) & 1023);
-    uint32_t const first_stage = cute::cast_smem_ptr_to_uint(stages);
-    Shared& shared = *reinterpret_cast<Shared*>(stages + p.stages * stage_bytes(p.warpgroups));
-    int const thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-    int const warpgroup = cutlass::canonical_warp_group_idx(), warp = thread / 32 % 4;
-    Cursor at{static_cast<int>(blockIdx.x), 0, 0, 0};
+    unsigned char* const base = dynamic_smem + ((1024 - (cute::cast_smem_ptr_to_uint(dynamic_smem) & 1023)) & 1023);
+    Shared& shared = *reinterpret_cast<Shared*>(base);
+    unsigned char* const stages = base + sizeof(Shared);
+    int const warpgroup = cutlass::canonical_warp_group_idx();
 
-    if (thread == 0) {
-      for (int slot = 0; slot < p.stages; ++slot) {
-        shared.full[slot].init(1);
-        shared.empty[slot].init(static_cast<uint32_t>(p.warpgroups * 4));
-      }
-      cutlass::arch::fence_barrier_init();
-      Cursor ahead = at;
-      for (int i = 0; i < p.stages && ahead.tile < p.tiles; ++i) load_next(p, shared, stages, ahead);
-      shared.ahead = ahead;
+    int const computing = p.warpgroups * 128, threads = computing + 128, thread = static_cast<int>(threadIdx.x);
+    if (warpgroup < p.warpgroups) {
+      Walk::clear_stages(p, stages, stage_bytes(p.warpgroups), computing);
+      cutlass::arch::NamedBarrier::sync(threads, kStart);
+      cutlass::arch::warpgroup_reg_alloc<kComputingRegisters>();
+      compute_all(p, shared, cute::cast_smem_ptr_to_uint(stages), warpgroup);
+      return;
     }
-    __syncthreads();
-
-    Places& places = shared.places[warpgroup];
-#pragma unroll 1
-    for (; at.tile < p.tiles; at.tile += static_cast<int>(gridDim.x)) {
-      cutlass::arch::NamedBarrier::sync(128, static_cast<uint32_t>(warpgroup));  // all are done with the last tile's
-      find_places(p, places, at.tile, warpgroup);
-      cutlass::arch::NamedBarrier::sync(128, static_cast<uint32_t>(warpgroup));
-
-      Sums sums = {}, part;
-#pragma unroll 1
-      for (int step = 0; step < p.steps; ++step) {
-        shared.full[at.slot].wait(at.phase);
-        multiply(first_stage + static_cast<uint32_t>(at.slot * stage_bytes(p.warpgroups)), warpgroup, warp, lane, part,
-                 step % kSumSteps == 0, [&] {
-                   // Into the place of the step before.
-                   if (thread == 0 && (step > 0 || at.tile != static_cast<int>(blockIdx.x))) {
-                     Cursor ahead = shared.ahead;
-                     if (ahead.tile < p.tiles) {
-                       shared.empty[ahead.slot].wait(ahead.phase ^ 1);
-                       load_next(p, shared, stages, ahead);
-                       shared.ahead = ahead;
-                     }
-                   }
-                   __syncwarp();
-                 });
-        if (lane == 0) shared.empty[at.slot].arrive();
-        at.advance_slot(p.stages);
-        if ((step + 1) % kSumSteps == 0 || step + 1 == p.steps) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kRegisters; ++i) sums[i] += part[i];
+    cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
+    if (thread < computing + 32) {  // one warp, which does not wait for the others
+      if (thread == computing) {
+        for (int slot = 0; slot < p.stages; ++slot) {
+          shared.full[slot].init(1);
+          shared.empty[slot].init(static_cast<uint32_t>(p.warpgroups * 4));
         }
+        cutlass::arch::fence_barrier_init();
       }
-      // Nothing of what follows is worked out before the products: registers are scarce.
-      int now = thread, number = at.tile;
-      asm volatile("" : "+r"(now), "+r"(number));
-      Tile const of = tile(p, number);
-      int const now_lane = now % 32,
-                column = of.column + now / 128 * kColumns + first_column(sizeof(T), now / 32 % 4, now_lane);
-      if (column >= p.columns) continue;  // the same for a warp: columns come in whole accesses of 128 bytes
-      Column const c = find_column(p, column);
-      bool const all = of.position + kPositions <= p.positions;
-      float const look = all ? store<true>(p, places, c, now_lane, sums) : store<false>(p, places, c, now_lane, sums);
-      if (look != look) recompute(p, of.position, column, now_lane);
+      __syncwarp();
+      cutlass::arch::NamedBarrier::arrive(threads, kStart);
+      if (thread == computing) load_all<true>(p, shared, stages);
+    } else {
+      cutlass::arch::NamedBarrier::sync(threads, kStart);
+      if (thread == computing + 32) load_all<false>(p, shared, stages);
     }
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(kMostWarpgroups * 128, 1) kernel(__grid_constant__ ProductParams const params) {
-  Kernel<T>::run(params);
+/// One warpgroup more than have columns: the last one brings in operands.
+template <class T, template <class> class Walk>
+__global__ void __launch_bounds__((kMostWarpgroups + 1) * 128, 1) kernel(__grid_constant__ ProductParams const params) {
+  Kernel<T, Walk<T>>::run(params);
 }
 
 }  // namespace convt3d::sm90::product

@@ -4,19 +4,35 @@
 #pragma once
 
 #include "sm90/params.hpp"
+#include "sm90/product/boxes.hpp"
 
 namespace convt3d::sm90::product {
 
+/// Of a residue class along D, H and W: its first output, how many there are, its taps, and which input the first
+/// output takes with the first of them.
+struct BoxClass {
+  int32_t residue[3], outputs[3], taps[3], first_tap[3], base[3];
+};
+
+/// For boxes alone.
+struct BoxParams {
+  Box box;
+  int32_t rows;                                                        // of positions in it
+  cutlass::FastDivmod divide_box[4], divide_tiles[4], divide_columns;  // sizes of a box, numbers of tiles
+  BoxClass cls[kMostClasses];                                          // those with the most taps first
+};
+
 struct ProductParams {
-  CUtensorMap x_map, weight_map;  // over (input channels, positions) and (columns, input channels)
-  int32_t positions, columns, steps, tiles;
+  CUtensorMap x_map, weight_map;             // over (input channels, positions) and (columns, input channels)
+  int32_t positions, columns, steps, tiles;  // steps: of a tap
   int32_t warpgroups, stages;
   cutlass::FastDivmod position_tiles, divide_channels;   // of a block, of a column
   cutlass::FastDivmod divide_w, divide_h, divide_d;      // of a position
   cutlass::FastDivmod divide_kernel_w, divide_kernel_h;  // of a tap
   int32_t y_step[5], y_tap[3], add_step[5], add_tap[3];  // elements from a position, and from a tap, to the next
-  MainloopParams mainloop;                               // x, its strides and its size
-  EpilogueParams epilogue;                               // all but the maps
+  BoxParams boxes;
+  MainloopParams mainloop;  // x, its strides and its size
+  EpilogueParams epilogue;  // all but the maps
   ColdParams cold;
 };
 

@@ -8,43 +8,68 @@
 namespace convt3d::sm90::product {
 namespace {
 
-/// Rows of `inner` elements; or, as parts of rows, `outer` times `inner` of them, a row being as long.
-bool encode(CUtensorMap* map, Problem const& p, void const* base, int64_t const (&size)[3], int64_t row, int rank,
-            int const (&box_size)[3]) {
+/// A map whose boxes hold 128 bytes of the fastest dimension; strides in elements, from the second dimension on.
+template <int kRank>
+bool encode(CUtensorMap* map, Problem const& p, void const* base, int64_t const (&size)[kRank],
+            int64_t const (&stride)[kRank - 1], int64_t const (&box_size)[kRank]) {
   int const bytes = element_bytes(p);
-  cuuint64_t dims[3];
-  cuuint32_t box[3];
-  for (int i = 0; i < 3; ++i) {
+  cuuint64_t dims[kRank], strides[kRank - 1];
+  cuuint32_t box[kRank], step[kRank];
+  for (int i = 0; i < kRank; ++i) {
     dims[i] = static_cast<cuuint64_t>(size[i]);
     box[i] = static_cast<cuuint32_t>(box_size[i]);
+    step[i] = 1;
+    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(stride[i - 1] * bytes);
   }
-  cuuint64_t const stride[2] = {static_cast<cuuint64_t>(row * bytes), static_cast<cuuint64_t>(size[0] * bytes)};
-  cuuint32_t const step[3] = {1, 1, 1};
   // Of fp32 the copy engine makes TF32, to nearest, ties to even.
   CUtensorMapDataType const type = p.dtype == CONVT3D_F32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : kMapTypes[p.dtype];
-  return encode_tensor_map(map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(base), dims, stride, box, step,
+  return encode_tensor_map(map, type, kRank, const_cast<void*>(base), dims, strides, box, step,
                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, int multiprocessors) {
+cutlass::FastDivmod divide(int64_t by) { return cutlass::FastDivmod(static_cast<int>(by)); }
+
+bool encode_x(ProductParams& k, Problem const& p, void const* x, Boxes const& boxes) {
   int const depth = kStepBytes / element_bytes(p);
-  int64_t const columns = column_count(p), channels = p.in_channels;
-  k.warpgroups = warpgroups(p, multiprocessors);
-  // 128 bytes of a row of the weight, the columns of an access, are a dimension of their own.
-  if (!encode(&k.x_map, p, t.x, {channels, positions(p), 1}, x_row(p), 2, {depth, kPositions, 1}) ||
-      !encode(&k.weight_map, p, t.weight, {depth, channels, columns / depth}, columns, 3,
-              {depth, depth, k.warpgroups * kColumns / depth})) {
-    return false;
+  if (takes_rows(p)) {
+    return encode<2>(&k.x_map, p, x, {p.in_channels, positions(p)}, {x_row(p)}, {depth, kPositions});
   }
-  auto divide = [](int64_t by) { return cutlass::FastDivmod(static_cast<int>(by)); };
-  k.positions = static_cast<int32_t>(positions(p));
-  k.columns = static_cast<int32_t>(columns);
-  k.steps = static_cast<int32_t>(steps(p));
-  int64_t const tiles = position_tiles(p) * column_tiles(p, k.warpgroups);
-  k.tiles = static_cast<int32_t>(tiles);
-  k.stages = stages(k.warpgroups);
-  k.position_tiles = divide(position_tiles(p));
+  Size5 const shape = x_shape(p);
+  auto stride = [&](int axis) { return shape[axis] == 1 ? int64_t{16} / element_bytes(p) : p.x_stride[axis]; };
+  auto const& box = boxes.size.size;
+  return encode<5>(&k.x_map, p, x, {shape[1], shape[4], shape[3], shape[2], shape[0]},
+                   {stride(4), stride(3), stride(2), stride(0)}, {depth, box[3], box[2], box[1], box[0]});
+}
+
+void fill_boxes(ProductParams& k, Problem const& p, Boxes const& boxes) {
+  BoxParams& b = k.boxes;
+  b.box = boxes.size;
+  b.rows = boxes.size.rows();
+  for (int axis = 0; axis < 4; ++axis) {
+    b.divide_box[axis] = divide(boxes.size.size[axis]);
+    b.divide_tiles[axis] = divide(boxes.tiles.size[axis]);
+  }
+  b.divide_columns = divide(tiling(p).columns(k.warpgroups));
+  Classes const classes = classes_by_taps(p);
+  for (int rank = 0; rank < class_total(p); ++rank) {
+    for (int axis = 0; axis < 3; ++axis) {
+      ResidueClass1d const& of = classes.v[rank].dim[axis];
+      b.cls[rank].residue[axis] = static_cast<int32_t>(of.origin);
+      b.cls[rank].outputs[axis] = static_cast<int32_t>(of.count);
+      b.cls[rank].taps[axis] = static_cast<int32_t>(of.taps);
+      b.cls[rank].first_tap[axis] = static_cast<int32_t>(of.first_tap);
+      b.cls[rank].base[axis] = static_cast<int32_t>(of.base);
+    }
+  }
+}
+
+/// Positions and columns, and how far apart they are in y and add: of rows those of x, each with the stride's outputs;
+/// of boxes the outputs themselves.
+void fill_steps(ProductParams& k, Problem const& p) {
+  bool const rows = takes_rows(p);
+  k.positions = static_cast<int32_t>(rows ? positions(p) : p.batch);
+  k.columns = static_cast<int32_t>(rows ? weight_columns(p) : p.out_channels);
   k.divide_channels = divide(p.out_channels);
   k.divide_w = divide(p.in_size[2]);
   k.divide_h = divide(p.in_size[1]);
@@ -53,13 +78,32 @@ bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, i
   k.divide_kernel_h = divide(p.kernel[1]);
   Size5 const y_sizes = y_shape(p), y_stride = effective_stride(y_sizes, p.y_stride), add = effective_add_stride(p);
   for (int axis = 0; axis < 5; ++axis) {
-    int64_t const stride = axis < 2 ? 1 : p.stride[axis - 2];
+    int64_t const stride = axis < 2 || !rows ? 1 : p.stride[axis - 2];
     k.y_step[axis] = static_cast<int32_t>(y_stride[axis] * stride);
     k.add_step[axis] = static_cast<int32_t>(add[axis] * stride);
     if (axis < 2) continue;
     k.y_tap[axis - 2] = static_cast<int32_t>(y_stride[axis]);
     k.add_tap[axis - 2] = static_cast<int32_t>(add[axis]);
   }
+}
+
+bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, int multiprocessors) {
+  int const depth = kStepBytes / element_bytes(p);
+  int64_t const columns = weight_columns(p), channels = p.in_channels;
+  Tiling const tiles = tiling(p);
+  Boxes const boxes = takes_rows(p) ? Boxes{} : choose_boxes(p);
+  k.warpgroups = warpgroups(tiles, multiprocessors);
+  // 128 bytes of a row of the weight, the columns of an access, are a dimension of their own.
+  if (!encode_x(k, p, t.x, boxes) || !encode<3>(&k.weight_map, p, t.weight, {depth, channels, columns / depth},
+                                                {columns, depth}, {depth, depth, k.warpgroups * kColumns / depth})) {
+    return false;
+  }
+  k.steps = static_cast<int32_t>(steps(p));
+  k.tiles = static_cast<int32_t>(tiles.tiles(k.warpgroups));
+  k.stages = stages(k.warpgroups);
+  k.position_tiles = divide(tiles.positions);
+  fill_steps(k, p);
+  if (!takes_rows(p)) fill_boxes(k, p, boxes);
   k.mainloop.x = t.x;
   Size5 const x_stride = effective_stride(x_shape(p), p.x_stride);
   for (int axis = 0; axis < 5; ++axis) k.mainloop.x_stride[axis] = x_stride[axis];
@@ -69,26 +113,40 @@ bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, i
   return true;
 }
 
-template <class T>
+template <class T, template <class> class Walk>
 cudaError_t launch_kernel(ProductParams const& k, int blocks, cudaStream_t stream) {
+  using Of = Kernel<T, Walk<T>>;
   cudaError_t const error =
-      cudaFuncSetAttribute(kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel<T>::kSharedBytes);
+      cudaFuncSetAttribute(kernel<T, Walk>, cudaFuncAttributeMaxDynamicSharedMemorySize, Of::kSharedBytes);
   if (error != cudaSuccess) return error;
-  size_t const bytes = static_cast<size_t>(k.stages) * stage_bytes(k.warpgroups) + sizeof(typename Kernel<T>::Shared) +
+  size_t const bytes = static_cast<size_t>(k.stages) * stage_bytes(k.warpgroups) + sizeof(typename Of::Shared) +
                        1024;  // the last to align the stages
-  kernel<T><<<static_cast<unsigned>(blocks), static_cast<unsigned>(k.warpgroups * 128), bytes, stream>>>(k);
+  kernel<T, Walk><<<static_cast<unsigned>(blocks), static_cast<unsigned>((k.warpgroups + 1) * 128), bytes, stream>>>(k);
   return cudaGetLastError();
+}
+
+template <template <class> class Walk>
+cudaError_t launch_type(int32_t dtype, ProductParams const& k, int blocks, cudaStream_t stream) {
+  if (dtype == CONVT3D_F16) return launch_kernel<__half, Walk>(k, blocks, stream);
+  if (dtype == CONVT3D_BF16) return launch_kernel<__nv_bfloat16, Walk>(k, blocks, stream);
+  return launch_kernel<float, Walk>(k, blocks, stream);
 }
 
 }  // namespace
 
-cudaError_t launch(Problem const& p, convt3d_tensors const& t, int multiprocessors, cudaStream_t stream) {
+cudaError_t launch(Problem const& p, convt3d_tensors const& tensors, int multiprocessors, cudaStream_t stream) {
+  convt3d_tensors t = tensors;
+  if (reinterpret_cast<uintptr_t>(t.weight) % 16 != 0) {  // the copy engine wants that; not known before
+    t.weight = t.workspace;
+    cudaError_t const error =
+        cudaMemcpyAsync(t.workspace, tensors.weight, workspace_bytes(p), cudaMemcpyDeviceToDevice, stream);
+    if (error != cudaSuccess) return error;
+  }
   ProductParams k{};
   if (!fill_params(k, p, t, multiprocessors)) return cudaErrorInvalidValue;
   int const blocks = cta_count(k.tiles, multiprocessors);
-  if (p.dtype == CONVT3D_F16) return launch_kernel<__half>(k, blocks, stream);
-  if (p.dtype == CONVT3D_BF16) return launch_kernel<__nv_bfloat16>(k, blocks, stream);
-  return launch_kernel<float>(k, blocks, stream);
+  return takes_rows(p) ? launch_type<WalkRows>(p.dtype, k, blocks, stream)
+                       : launch_type<WalkBoxes>(p.dtype, k, blocks, stream);
 }
 
 }  // namespace convt3d::sm90::product

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "sm90/product/geometry.hpp"
+#include "sm90/product/choice.hpp"
 
 namespace convt3d::sm90::product {
 

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the product kernel takes, and how it divides the work among thread blocks. Host code, tested on the CPU.
+#pragma once
+
+#include <atomic>
+
+#include "sm90/product/boxes.hpp"
+#include "sm90/product/rows.hpp"
+
+namespace convt3d::sm90::product {
+
+constexpr bool takes(Problem const& p) { return takes_rows(p) || takes_boxes(p); }
+
+/// Of a copy of the weight, where it does not start at a multiple of 16 bytes.
+constexpr size_t workspace_bytes(Problem const& p) {
+  return static_cast<size_t>(element_count(weight_shape(p)) * element_bytes(p));
+}
+
+/// A tile is 128 positions by 64 columns for each warpgroup: of rows the columns of the weight, of boxes the output
+/// channels of one class.
+struct Tiling {
+  int64_t positions, all_columns, classes;
+  int most_warpgroups;
+  constexpr int64_t columns(int warpgroups) const {
+    int64_t const each = int64_t{warpgroups} * kColumns;
+    return (all_columns + each - 1) / each;
+  }
+  constexpr int64_t tiles(int warpgroups) const { return positions * columns(warpgroups) * classes; }
+};
+
+constexpr Tiling tiling(Problem const& p) {
+  if (takes_rows(p)) return {(positions(p) + kPositions - 1) / kPositions, weight_columns(p), 1, kMostWarpgroups};
+  // No more warpgroups than have columns.
+  auto const groups = static_cast<int>(p.out_channels <= kMostWarpgroups * kColumns
+                                           ? parts(static_cast<int32_t>(p.out_channels), kColumns)
+                                           : kMostWarpgroups);
+  return {choose_boxes(p).count, p.out_channels, class_total(p), groups};
+}
+
+/// Warpgroups of a thread block. They share x, so the most, or as few as leave no more tiles than multiprocessors.
+constexpr int warpgroups(Tiling const& t, int multiprocessors) {
+  for (int count = 1; count < t.most_warpgroups; ++count) {
+    if (t.tiles(count) <= multiprocessors) return count;
+  }
+  return t.most_warpgroups;
+}
+
+/// For tests: the kernel computes all that it takes, not only where it is the fastest of the family; or nothing.
+inline std::atomic<bool> wherever_possible{false}, nowhere{false};
+
+}  // namespace convt3d::sm90::product

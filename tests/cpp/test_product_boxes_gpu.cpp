@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sm90 family's product kernel on the GPU, where the kernel is larger than the stride: boxes of positions, residue
+// classes, zeros outside x. Skipped where there is no Hopper GPU.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <climits>
+
+#include "gpu_harness.hpp"
+#include "sm90/most_ctas.hpp"
+#include "sm90/product/choice.hpp"
+
+namespace convt3d {
+namespace {
+
+using test::Layout;
+using Three = std::array<int64_t, 3>;
+
+struct Geometry {
+  int64_t batch, in, out;
+  Three size, kernel{3, 3, 3}, stride{2, 2, 2}, padding{1, 1, 1}, output_padding{1, 1, 1};
+};
+
+Problem problem(Geometry const& g) {
+  Problem p = test::cubic_problem(g.batch, g.in, g.out, 1, 2, 2, 0, 0, Layout::kNdhwc);
+  for (size_t axis = 0; axis < 3; ++axis) {
+    p.in_size[axis] = g.size[axis];
+    p.kernel[axis] = g.kernel[axis];
+    p.stride[axis] = g.stride[axis];
+    p.padding[axis] = g.padding[axis];
+    p.output_padding[axis] = g.output_padding[axis];
+  }
+  test::pack(p, Layout::kNdhwc);
+  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+  p.has_bias = p.has_add = 1;
+  p.activation = CONVT3D_ACT_LEAKY_RELU;
+  p.negative_slope = 0.1f;
+  return p;
+}
+
+class ProductBoxes : public test::KernelCases<sm90::product::wherever_possible, CONVT3D_KERNEL_SM90> {
+ protected:
+  void SetUp() override {
+    KernelCases::SetUp();
+    if (!IsSkipped() && device.compute_capability != 90) GTEST_SKIP() << "the GPU is not of SM90";
+  }
+
+  bool takes(Problem const& p) const override { return !sm90::product::takes_rows(p) && sm90::product::takes_boxes(p); }
+};
+
+// Boxes that are whole, that end outside the outputs along each axis, that have fewer rows than a tile, and that hold
+// several samples; classes of unequal size and of none; taps that lie outside x.
+TEST_P(ProductBoxes, Geometries) {
+  for (Geometry const& g : {Geometry{4, 16, 64, {4, 4, 4}},
+                            {3, 24, 64, {4, 4, 4}},
+                            {2, 40, 64, {3, 5, 7}},
+                            {2, 16, 64, {3, 5, 7}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {0, 0, 0}},
+                            {1, 8, 64, {2, 3, 40}},
+                            {1, 16, 64, {1, 1, 1}},
+                            {1, 16, 64, {1, 1, 1}, {3, 3, 3}, {2, 2, 2}, {1, 1, 1}, {0, 0, 0}},  // classes of none
+                            {2, 16, 64, {4, 5, 6}, {4, 4, 4}, {2, 2, 2}, {1, 1, 1}, {0, 0, 0}},
+                            {2, 16, 64, {5, 4, 3}, {5, 5, 5}, {2, 2, 2}, {2, 2, 2}},
+                            {2, 16, 64, {5, 4, 3}, {5, 5, 5}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}},
+                            {2, 16, 64, {4, 4, 4}, {2, 2, 2}, {2, 2, 2}, {1, 1, 1}, {0, 0, 0}},
+                            {2, 16, 64, {4, 4, 4}, {2, 2, 2}, {2, 2, 2}, {0, 0, 0}, {1, 1, 1}},  // planes without a tap
+                            {1, 16, 64, {6, 6, 4}, {3, 3, 1}, {2, 2, 1}, {1, 1, 0}, {1, 1, 0}},
+                            {1, 16, 64, {4, 6, 5}, {1, 3, 3}, {1, 2, 2}, {0, 1, 1}, {0, 1, 1}},
+                            {2, 16, 64, {5, 6, 4}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}},
+                            {2, 16, 64, {5, 6, 4}, {3, 2, 5}, {1, 1, 1}, {2, 0, 0}, {0, 0, 0}},
+                            {2, 16, 64, {3, 4, 5}, {3, 4, 5}, {1, 2, 4}, {0, 3, 2}, {0, 1, 2}}}) {
+    run(problem(g), static_cast<uint64_t>(g.in));
+  }
+}
+
+// Channels off the steps of products, off the sums of these and off the columns of a warpgroup.
+TEST_P(ProductBoxes, Channels) {
+  for (int64_t in : {8, 64, 72, 136, 264}) run(problem({1, in, 64, {3, 4, 4}}), 3);
+  for (int64_t out : {128, 192, 256, 320, 448}) run(problem({1, 40, out, {2, 4, 3}}), 4);
+  if (GetParam().dtype == CONVT3D_F32) run(problem({1, 40, 32, {3, 4, 4}}), 5);
+}
+
+// More tiles than thread blocks, which get them forwards and backwards in turn: with fewer steps than stages, as many,
+// and more; of one to three warpgroups.
+TEST_P(ProductBoxes, TilesOneAfterTheOther) {
+  struct Limit {
+    ~Limit() { sm90::most_ctas = INT_MAX; }
+  } const limit;
+  for (int ctas : {1, 2, 7}) {
+    sm90::most_ctas = ctas;
+    for (int64_t in : {16, 136}) run(problem({3, in, 64, {4, 6, 8}}), 4);
+  }
+  sm90::most_ctas = INT_MAX;
+  for (int64_t out : {64, 128, 192}) run(problem({2, 16, out, {16, 16, 12}}), 5);
+}
+
+TEST_P(ProductBoxes, Tails) {
+  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
+    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
+      for (int parts = 0; parts < 8; ++parts) {
+        Problem p = problem({2, 16, 64, {4, 4, parts / 4 ? 4 : 3}});  // whole tiles, and none
+        p.activation = activation;
+        p.add_order = order;
+        p.has_bias = parts % 2;
+        p.has_add = parts / 2 % 2;
+        run(p, static_cast<uint64_t>(activation));
+      }
+    }
+  }
+}
+
+TEST_P(ProductBoxes, OperandsOfOneSign) {
+  for (int64_t in : {72, 520}) run(problem({1, in, 64, {2, 3, 4}}), 1, test::one_sign_draw);
+}
+
+// Only products that belong to an output may touch it: not those of rows that no box writes, nor of what lies outside
+// x.
+TEST_P(ProductBoxes, NonFiniteValues) {
+  for (Three const& size : {Three{3, 4, 7}, Three{4, 4, 4}}) {
+    Problem p = problem({2, 72, 64, size});
+    for (uint64_t seed = 0; seed < 3; ++seed) run(p, seed, test::nonfinite_draw);
+    run(p, 3, test::uniform_draw, test::nonfinite_draw);
+    Problem other = p;
+    other.activation = CONVT3D_ACT_SIGMOID;
+    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
+      other.add_order = order;
+      run(other, 0, test::nonfinite_draw);
+    }
+    if (GetParam().dtype == CONVT3D_F16) continue;
+    p.has_add = 0;  // which would take sums next to infinity beyond it, before the activation makes them small again
+    p.activation = CONVT3D_ACT_NONE;
+    run(p, 4, test::decades_draw);
+    run(p, 5, test::near_infinity_draw, test::small_draw);
+  }
+}
+
+TEST_P(ProductBoxes, SlicesAndAccessesOfTwoChannels) {
+  Problem p = problem({2, 16, 64, {4, 2, 4}});
+  p.add_alignment = p.y_alignment = GetParam().dtype == CONVT3D_F32 ? 8 : 4;
+  run(p, 9);
+  p.add_alignment = p.y_alignment = 16;
+  test::slice(p, 80, 72, Layout::kNdhwc);
+  run(p, 10);
+  p = problem({2, 16, 64, {4, 3, 5}});
+  p.x_stride[0] += 400;  // voxels that are no rows of one matrix
+  p.x_stride[3] += 16;
+  p.x_stride[2] += 80;
+  run(p, 11);
+}
+
+// One value for each channel, or for each channel of a sample.
+TEST_P(ProductBoxes, AddOfChannels) {
+  for (int64_t of_sample : {0, 64}) {
+    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
+      Problem p = problem({3, 40, 64, {2, 4, 3}});
+      p.add_order = order;
+      for (int64_t& stride : p.add_stride) stride = 0;
+      p.add_stride[0] = of_sample;
+      p.add_stride[1] = 1;
+      run(p, 11);
+    }
+  }
+}
+
+// The copy engine does not take such a weight: the workspace has room for one that it takes.
+TEST_P(ProductBoxes, WeightThatStartsAnywhere) {
+  for (int64_t stride : {1, 2}) {
+    Problem const p = typed(problem({2, 40, 64, {4, 4, 4}, {3, 3, 3}, {stride, stride, stride}, {1, 1, 1}, {0, 0, 0}}));
+    ASSERT_TRUE(takes(p));
+    for (int skew : {element_bytes(p), 8}) {
+      EXPECT_EQ(test::run_case(p, CONVT3D_KERNEL_SM90, 12, &worst, test::uniform_draw, nullptr, skew),
+                test::Outcome::kRan);
+      ++ran;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ProductBoxes, testing::ValuesIn(test::kModes + 1, test::kModes + 4),
+                         [](auto const& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace convt3d
