@@ -2,14 +2,15 @@
 //
 // The product kernel: for few, wide voxels, where the streaming kernel's boxes of positions are half empty and its
 // pre-kernel takes as long as the products. One to three warpgroups share the positions of a thread block, each with
-// 64 columns of the weight; the copy engine brings in both as they lie, one step of input channels at a time, and
-// rounds fp32 to TF32. The sums go straight to y. What a tile is, and what its steps are, is its walk's
-// (walk_rows.hpp, walk_boxes.hpp).
+// 64 columns of the weight; two threads of another one ask the copy engine for both as they lie, one step of input
+// channels at a time, which rounds fp32 to TF32. The sums go straight to y. What a tile is, and what its steps are, is
+// its walk's (walk_rows.hpp, walk_boxes.hpp).
 //
 // The weight is wgmma's A. Its k dimension is outermost in memory: 16-bit types are transposed by the tensor core, TF32
 // by threads, which read their words of A from shared memory.
 #pragma once
 
+#include <climits>
 #include <type_traits>
 #include <utility>
 
@@ -50,7 +51,6 @@ struct Kernel {
   static constexpr int kSumSteps = 128 / kDepth;
   // Of a thread, by setmaxnreg: three warpgroups' and the loading one's are all that there are.
   static constexpr int kLoadingRegisters = 32, kComputingRegisters = 160;
-  static constexpr uint32_t kStart = kMostWarpgroups;  // a named barrier, behind those of the warpgroups
   using Barrier = cutlass::arch::ClusterTransactionBarrier;
   using Sums = float[kRegisters];
 
@@ -92,34 +92,43 @@ struct Kernel {
 
   // ---- the copy engine -------------------------------------------------------------------------------------------
 
-  /// One thread: brings in x of every step of every tile, one after the other, or, another, the weight of all
-  /// warpgroups. What one of them has to do for a step takes as long as the tensor cores.
+  /// Brings in x of every step of every tile, one after the other, or the weight of all warpgroups: a thread for each,
+  /// since what one of them has to do for a step takes as long as the tensor cores.
   template <bool kOfX>
-  CUTLASS_DEVICE static void load_all(ProductParams const& p, Shared& shared, unsigned char* stages) {
-    uint32_t const bytes = Walk::x_bytes(p) + static_cast<uint32_t>(p.warpgroups * kWeightBytes);
+  struct Loader {
     Cursor at;
     typename Walk::Ahead next;
-#pragma unroll 1
-    for (; at.tile() < p.tiles; ++at.round) {
-      next.begin(p, at.tile());
-      bool more = true;
-#pragma unroll 1
-      while (more) {
-        uint32_t const slot = at.slot();
-        unsigned char* const stage = stages + slot * static_cast<uint32_t>(stage_bytes(p.warpgroups));
-        auto* const full = reinterpret_cast<uint64_t*>(&shared.full[slot]);
-        shared.empty[slot].wait(at.phase() ^ 1);
-        if constexpr (kOfX) {
-          shared.full[slot].arrive_and_expect_tx(bytes);
-          next.load_x(p, full, stage);
-        } else {
-          next.load_weight(p, full, stage + kXBytes);
+    bool in_tile = false;
+
+    /// At most so many more.
+    CUTLASS_DEVICE void load(ProductParams const& p, Shared& shared, unsigned char* stages, int most) {
+      uint32_t const bytes = Walk::x_bytes(p) + static_cast<uint32_t>(p.warpgroups * kWeightBytes);
+      while (true) {
+        if (!in_tile) {
+          if (at.tile() >= p.tiles) return;
+          next.begin(p, at.tile());
+          in_tile = true;
         }
-        at.advance(p.stages);
-        more = next.next(p);
+#pragma unroll 1
+        while (in_tile) {
+          if (most-- == 0) return;
+          uint32_t const slot = at.slot();
+          unsigned char* const stage = stages + slot * static_cast<uint32_t>(stage_bytes(p.warpgroups));
+          auto* const full = reinterpret_cast<uint64_t*>(&shared.full[slot]);
+          shared.empty[slot].wait(at.phase() ^ 1);
+          if constexpr (kOfX) {
+            shared.full[slot].arrive_and_expect_tx(bytes);
+            next.load_x(p, full, stage);
+          } else {
+            next.load_weight(p, full, stage + kXBytes);
+          }
+          at.advance(p.stages);
+          in_tile = next.next(p);
+        }
+        ++at.round;
       }
     }
-  }
+  };
 
   // ---- products ----------------------------------------------------------------------------------------------------
 
@@ -411,29 +420,29 @@ struct Kernel {
     unsigned char* const stages = base + sizeof(Shared);
     int const warpgroup = cutlass::canonical_warp_group_idx();
 
-    int const computing = p.warpgroups * 128, threads = computing + 128, thread = static_cast<int>(threadIdx.x);
-    if (warpgroup < p.warpgroups) {
+    int const computing = p.warpgroups * 128, thread = static_cast<int>(threadIdx.x);
+    Loader<true> of_x;
+    if (thread == computing) {
+      for (int slot = 0; slot < p.stages; ++slot) {
+        shared.full[slot].init(1);
+        shared.empty[slot].init(static_cast<uint32_t>(p.warpgroups * 4));
+      }
+      cutlass::arch::fence_barrier_init();
+      of_x.load(p, shared, stages, p.stages);
+    } else if (thread < computing) {
       Walk::clear_stages(p, stages, stage_bytes(p.warpgroups), computing);
-      cutlass::arch::NamedBarrier::sync(threads, kStart);
+    }
+    __syncthreads();
+    if (warpgroup < p.warpgroups) {
       cutlass::arch::warpgroup_reg_alloc<kComputingRegisters>();
       compute_all(p, shared, cute::cast_smem_ptr_to_uint(stages), warpgroup);
       return;
     }
     cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
-    if (thread < computing + 32) {  // one warp, which does not wait for the others
-      if (thread == computing) {
-        for (int slot = 0; slot < p.stages; ++slot) {
-          shared.full[slot].init(1);
-          shared.empty[slot].init(static_cast<uint32_t>(p.warpgroups * 4));
-        }
-        cutlass::arch::fence_barrier_init();
-      }
-      __syncwarp();
-      cutlass::arch::NamedBarrier::arrive(threads, kStart);
-      if (thread == computing) load_all<true>(p, shared, stages);
-    } else {
-      cutlass::arch::NamedBarrier::sync(threads, kStart);
-      if (thread == computing + 32) load_all<false>(p, shared, stages);
+    if (thread == computing) {
+      of_x.load(p, shared, stages, INT_MAX);
+    } else if (thread == computing + 32) {
+      Loader<false>{}.load(p, shared, stages, INT_MAX);
     }
   }
 };
