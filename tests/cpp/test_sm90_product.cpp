@@ -98,12 +98,31 @@ TEST(Product, RowsOrBoxes) {
     EXPECT_FALSE(takes(other));
     other.x_stride[axis] = 0;
     EXPECT_FALSE(takes(other));
-    other.x_stride[axis] = p.x_stride[axis] * 2;  // a slice of x
-    EXPECT_TRUE(takes(other));
+    other.x_stride[axis] = p.in_channels - 4;  // voxels that overlap
+    EXPECT_FALSE(takes(other));
   }
+  for (int axis : {0, 2, 3, 4}) p.x_stride[axis] *= 2;  // a slice of x
+  EXPECT_TRUE(takes(p));
 }
 
-// Boxes of at most 128 positions that cover a class's outputs with as few tiles as any shape does.
+/// By looking at every box.
+int64_t fewest_boxes(Box const& grid) {
+  auto const& g = grid.size;
+  int64_t fewest = INT64_MAX;
+  for (int w = 1; w <= kPositions; ++w) {
+    for (int h = 1; h * w <= kPositions; ++h) {
+      for (int d = 1; d * h * w <= kPositions; ++d) {
+        int const n = kPositions / (d * h * w);
+        int64_t const count = int64_t{parts(g[0], n)} * parts(g[1], d) * parts(g[2], h) * parts(g[3], w);
+        fewest = count < fewest ? count : fewest;
+      }
+    }
+  }
+  return fewest;
+}
+
+// Boxes of at most 128 positions that cover a class's outputs with as few tiles as any shape does; of several the
+// longest rows.
 TEST(Product, BoxesOfPositions) {
   auto boxes = [](int batch, std::vector<int> size, std::vector<int> kernel) {
     return choose_boxes(
@@ -117,6 +136,7 @@ TEST(Product, BoxesOfPositions) {
   expect(boxes(2, {8, 8, 8}, {4, 4, 4}), {1, 2, 8, 8}, 8);
   expect(boxes(1, {1, 1, 300}, {3, 3, 3}), {1, 1, 1, 100}, 3);
   expect(boxes(3, {1, 1, 1}, {3, 3, 3}), {3, 1, 1, 1}, 1);
+  expect(boxes(1, {1, 16, 16}, {3, 3, 3}), {1, 1, 8, 16}, 2);  // not 16 x 8
   for (int batch : {1, 2, 5}) {
     for (int d : {1, 3, 7}) {
       for (int h : {2, 5, 13}) {
@@ -134,7 +154,7 @@ TEST(Product, BoxesOfPositions) {
             count *= tiles;
           }
           EXPECT_EQ(count, b.count);
-          EXPECT_GE(count * kPositions, int64_t{grid.size[0]} * grid.size[1] * grid.size[2] * grid.size[3]);
+          EXPECT_EQ(count, fewest_boxes(grid));
         }
       }
     }
@@ -193,7 +213,7 @@ TEST(Product, TilesFillADevice) {
   Problem const p = halves(2, 320, 320, 8);
   Tiling const t = tiling(p);
   EXPECT_EQ(warpgroups(t, 132), 3);
-  EXPECT_EQ(t.positions, 8);
+  EXPECT_EQ(t.position_tiles, 8);
   EXPECT_EQ(t.columns(3), 14);
   EXPECT_EQ(t.tiles(3), 8 * 14);
   EXPECT_EQ(steps(p), 10);
@@ -273,6 +293,19 @@ TEST(Product, WhereNoOtherKernelIs) {
   EXPECT_TRUE(chooses_product(p, 132));
   EXPECT_TRUE(worthwhile(p, kH200));
   EXPECT_EQ(workspace_bytes(p), 2u * 256 * 256 * 27);
+}
+
+// Nor is there one for more than 16 classes: this one computes patches there, too, but against the sm80 family's it has
+// not been measured.
+TEST(Product, WideStepsAreNotChosen) {
+  for (int step : {3, 4}) {
+    Problem p = make(1, 256, 64, {8, 8, 8}, {step, step, step}, {0, 0, 0}, {0, 0, 0}, CONVT3D_F16, true);
+    for (int axis = 0; axis < 3; ++axis) p.stride[axis] = step;
+    test::pack(p, Layout::kNdhwc);
+    test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+    EXPECT_EQ(refusal(p), "");
+    EXPECT_FALSE(worthwhile(p, kH200));
+  }
 }
 
 }  // namespace

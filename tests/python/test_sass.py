@@ -82,7 +82,9 @@ def test_product_kernels_use_hoppers_units(code: dict[str, str], instruction: st
 
 def test_setmaxnreg_goes_the_way_of_its_instruction(code: dict[str, str], registers: dict[str, int]) -> None:
     """.inc to fewer registers than a thread has, or .dec to more, is an illegal instruction on the GPU, and
-    no compiler says so."""
+    no compiler says so. Nor that there are too few for all: then the last ones wait for ever."""
+    for name in kernels(code, "product"):
+        assert registers[name] * 512 == 65536, name  # with three computing warpgroups
     for name, sass in (kernels(code, "sm90") | kernels(code, "product")).items():
         moves = re.findall(r"USETMAXREG\.(TRY_ALLOC|DEALLOC)\S* (?:UP\d, )?0x([0-9a-f]+)", sass)
         assert len(moves) == len(re.findall(r"\bUSETMAXREG\b", sass)), name

@@ -94,8 +94,8 @@ inline bool product_is_best(Problem const& p, int multiprocessors) {
   return product::estimated_microseconds(p, multiprocessors) < estimated_microseconds(p, streams, multiprocessors);
 }
 
-/// Whether the product kernel computes a problem that the family takes. A call asks this several times, and it takes a
-/// microsecond to find out, so each thread keeps its last answer.
+/// Whether the product kernel computes a problem that the family takes. Planning a call and its launch ask this several
+/// times, and the estimates take a microsecond, so each thread keeps its last answer.
 inline bool chooses_product(Problem const& p, int multiprocessors) {
   if (product::nowhere.load(std::memory_order_relaxed) || !product::takes(p)) return false;
   if (product::wherever_possible.load(std::memory_order_relaxed)) return true;
@@ -105,7 +105,7 @@ inline bool chooses_product(Problem const& p, int multiprocessors) {
     bool chosen = false;
   };
   thread_local Answer last;
-  // Bytes between members differ at worst where the rest is the same.
+  static_assert(sizeof(Problem) == 384);  // without bytes between members, which might differ
   if (multiprocessors != last.multiprocessors || std::memcmp(&p, &last.p, sizeof p) != 0) {
     last = {p, multiprocessors, product_is_best(p, multiprocessors)};
   }
@@ -155,9 +155,12 @@ inline bool worthwhile(Problem const& p, convt3d_device const& device) {
   if (streams_parts && (p.stride[1] > 2 || p.stride[2] > 2)) return false;
   if (!warps_pay(p)) return false;
   bool const product = chooses_product(p, device.multiprocessors);
-  // Of stride 1, for which the sm80 family's estimate was not made: 2 to 5 times as fast, in all but one of 64
-  // measured.
-  if (product && streams && !streamable(p)) return true;
+  if (product && streams && !streamable(p)) {
+    // The family's only kernel for it. At stride 1, for which the sm80 family's estimate was not made, 2 to 5 times as
+    // fast, in all but one of 64 problems measured (3^3 to 32^3, up to 60 GFLOP; 64 -> 64 from 64^3 1.4 times).
+    if (p.stride[0] * p.stride[1] * p.stride[2] == 1) return true;
+    if (wide_step) return false;  // not measured
+  }
   if (!wide_step) {
     double const sm80 = sm80::estimated_microseconds(p, device.multiprocessors);
     double const sm90 = product ? product::estimated_microseconds(p, device.multiprocessors)

@@ -48,7 +48,7 @@ struct Boxes {
 };
 
 /// That of which there are fewest; of several the longest rows. Sizes that cannot beat the best so far are not looked
-/// into: this is done for every call.
+/// into: this is done for every launch.
 constexpr Boxes choose_boxes(Problem const& p) {
   Box const grid = position_grid(p);
   auto const& g = grid.size;
@@ -65,7 +65,7 @@ constexpr Boxes choose_boxes(Problem const& p) {
       for (int32_t d = fitting_size(g[1], room_h); d > 0; d = fitting_size(g[1], d - 1)) {
         int32_t const n = fitting_size(g[0], room_h / d);
         Box const tiles{{parts(g[0], n), parts(g[1], d), tiles_h, tiles_w}};
-        int64_t const count = tiles.size[0] * tiles.size[1] * tiles_wh;
+        int64_t const count = int64_t{tiles.size[0]} * tiles.size[1] * tiles_wh;
         if (count < best.count) best = {{{n, d, h, w}}, tiles, count};
       }
     }
@@ -95,12 +95,13 @@ constexpr Classes classes_by_taps(Problem const& p) {
 constexpr bool takes_boxes(Problem const& p) {
   if (!has_fitting_tensors(p) || class_total(p) > kMostClasses) return false;
   int64_t const bytes = element_bytes(p);
-  // The copy engine's steps.
+  // The copy engine's steps; voxels that overlap have not been tried.
   if (p.out_channels * bytes % 128 != 0) return false;
   Size5 const shape = x_shape(p);
   for (int axis : {0, 2, 3, 4}) {
     int64_t const step = p.x_stride[axis] * bytes;
-    if (shape[axis] > 1 && (step == 0 || step % 16 != 0 || step >= int64_t{1} << 39)) return false;
+    if (shape[axis] == 1) continue;
+    if (step % 16 != 0 || p.x_stride[axis] < p.in_channels || step >= int64_t{1} << 39) return false;
   }
   return true;
 }

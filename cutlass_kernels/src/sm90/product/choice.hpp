@@ -20,22 +20,23 @@ constexpr size_t workspace_bytes(Problem const& p) {
 /// A tile is 128 positions by 64 columns for each warpgroup: of rows the columns of the weight, of boxes the output
 /// channels of one class.
 struct Tiling {
-  int64_t positions, all_columns, classes;
+  int64_t position_tiles, all_columns, classes;
   int most_warpgroups;
+  Boxes boxes;  // of no use for rows
   constexpr int64_t columns(int warpgroups) const {
     int64_t const each = int64_t{warpgroups} * kColumns;
     return (all_columns + each - 1) / each;
   }
-  constexpr int64_t tiles(int warpgroups) const { return positions * columns(warpgroups) * classes; }
+  constexpr int64_t tiles(int warpgroups) const { return position_tiles * columns(warpgroups) * classes; }
 };
 
 constexpr Tiling tiling(Problem const& p) {
-  if (takes_rows(p)) return {(positions(p) + kPositions - 1) / kPositions, weight_columns(p), 1, kMostWarpgroups};
+  if (takes_rows(p)) return {(positions(p) + kPositions - 1) / kPositions, weight_columns(p), 1, kMostWarpgroups, {}};
   // No more warpgroups than have columns.
-  auto const groups = static_cast<int>(p.out_channels <= kMostWarpgroups * kColumns
-                                           ? parts(static_cast<int32_t>(p.out_channels), kColumns)
-                                           : kMostWarpgroups);
-  return {choose_boxes(p).count, p.out_channels, class_total(p), groups};
+  int64_t const filled = (p.out_channels + kColumns - 1) / kColumns;
+  Boxes const boxes = choose_boxes(p);
+  return {boxes.count, p.out_channels, class_total(p),
+          filled < kMostWarpgroups ? static_cast<int>(filled) : kMostWarpgroups, boxes};
 }
 
 /// Warpgroups of a thread block. They share x, so the most, or as few as leave no more tiles than multiprocessors.

@@ -19,11 +19,12 @@ inline double longest_steps(Problem const& p, int64_t tiles, int multiprocessors
   return longest > all ? longest : all;
 }
 
-/// Microseconds of GPU time on an H200, as sm90/estimate.hpp; of a problem that the kernel takes. Fitted to 120
-/// problems in rows and 250 in boxes, of 32 to 768 channels, from 3^3 to 32^3, batch 1 to 64, kernels of 2 to 5 at
-/// strides of 1 and 2: what starting takes, the steps of the longest thread block, more of them where it has more
-/// warpgroups, what else its tiles take, and the bytes of y. With caches cold, for which 2 to 3 microseconds of
-/// starting were taken off to be comparable with the other kernels' estimates, it is within 20 % of nine in ten.
+/// Microseconds of GPU time on an H200, as sm90/estimate.hpp; of a problem that the kernel takes. Fitted to 60
+/// problems in rows and 129 in boxes, in two types each, of 32 to 768 channels, from 3^3 to 32^3, batch 1 to 64,
+/// kernels of 2 to 5 at strides of 1 and 2: what starting takes, the steps of the longest thread block, more of them
+/// where it has more warpgroups, what else its tiles take, and the bytes of y. With caches cold, for which 2 to 3
+/// microseconds of starting were taken off to be comparable with the other kernels' estimates, it is within 20 % of
+/// nine in ten.
 inline double estimated_microseconds(Problem const& p, int multiprocessors) {
   struct Fit {
     double start, step, warpgroup, tile, y;  // warpgroup: of a step, each beside the first; y: a million of bytes

@@ -3,7 +3,7 @@
 // The product kernel: for few, wide voxels, where the streaming kernel's boxes of positions are half empty and its
 // pre-kernel takes as long as the products. One to three warpgroups share the positions of a thread block, each with
 // 64 columns of the weight; two threads of another one ask the copy engine for both as they lie, one step of input
-// channels at a time, which rounds fp32 to TF32. The sums go straight to y. What a tile is, and what its steps are, is
+// channels at a time; it rounds fp32 to TF32. The sums go straight to y. What a tile is, and what its steps are, is
 // its walk's (walk_rows.hpp, walk_boxes.hpp).
 //
 // The weight is wgmma's A. Its k dimension is outermost in memory: 16-bit types are transposed by the tensor core, TF32
@@ -51,6 +51,7 @@ struct Kernel {
   static constexpr int kSumSteps = 128 / kDepth;
   // Of a thread, by setmaxnreg: three warpgroups' and the loading one's are all that there are.
   static constexpr int kLoadingRegisters = 32, kComputingRegisters = 160;
+  static_assert(kLoadingRegisters + kMostWarpgroups * kComputingRegisters == 65536 / 128);
   using Barrier = cutlass::arch::ClusterTransactionBarrier;
   using Sums = float[kRegisters];
 

@@ -8,8 +8,8 @@
 
 namespace convt3d::sm90::product {
 
-/// Of a residue class along D, H and W: its first output, how many there are, its taps, and which input the first
-/// output takes with the first of them.
+/// Of a residue class along D, H and W: its first output and how many there are, its taps and the first of them in the
+/// kernel, and which input the first output takes with that.
 struct BoxClass {
   int32_t residue[3], outputs[3], taps[3], first_tap[3], base[3];
 };
@@ -17,14 +17,17 @@ struct BoxClass {
 /// For boxes alone.
 struct BoxParams {
   Box box;
-  int32_t rows;                                                        // of positions in it
-  cutlass::FastDivmod divide_box[4], divide_tiles[4], divide_columns;  // sizes of a box, numbers of tiles
-  BoxClass cls[kMostClasses];                                          // those with the most taps first
+  int32_t rows;                                        // of positions in it
+  cutlass::FastDivmod divide_box[4], divide_tiles[4];  // sizes of a box, numbers of tiles
+  cutlass::FastDivmod divide_columns;                  // tiles along the output channels
+  BoxClass cls[kMostClasses];                          // those with the most taps first
 };
 
 struct ProductParams {
-  CUtensorMap x_map, weight_map;             // over (input channels, positions) and (columns, input channels)
-  int32_t positions, columns, steps, tiles;  // steps: of a tap
+  CUtensorMap x_map;              // over (input channels, positions); for boxes over (input channels, W, H, D, N)
+  CUtensorMap weight_map;         // over (columns, input channels)
+  int32_t positions;              // for boxes samples: the other sizes are the classes'
+  int32_t columns, steps, tiles;  // steps: of a tap
   int32_t warpgroups, stages;
   cutlass::FastDivmod position_tiles, divide_channels;   // of a block, of a column
   cutlass::FastDivmod divide_w, divide_h, divide_d;      // of a position

@@ -36,21 +36,23 @@ bool encode_x(ProductParams& k, Problem const& p, void const* x, Boxes const& bo
     return encode<2>(&k.x_map, p, x, {p.in_channels, positions(p)}, {x_row(p)}, {depth, kPositions});
   }
   Size5 const shape = x_shape(p);
+  // Steps that are no multiples of each other, and boxes that overlap, do as well; of a single voxel any does.
   auto stride = [&](int axis) { return shape[axis] == 1 ? int64_t{16} / element_bytes(p) : p.x_stride[axis]; };
   auto const& box = boxes.size.size;
   return encode<5>(&k.x_map, p, x, {shape[1], shape[4], shape[3], shape[2], shape[0]},
                    {stride(4), stride(3), stride(2), stride(0)}, {depth, box[3], box[2], box[1], box[0]});
 }
 
-void fill_boxes(ProductParams& k, Problem const& p, Boxes const& boxes) {
+void fill_boxes(ProductParams& k, Problem const& p, Tiling const& tiles) {
   BoxParams& b = k.boxes;
+  Boxes const& boxes = tiles.boxes;
   b.box = boxes.size;
   b.rows = boxes.size.rows();
   for (int axis = 0; axis < 4; ++axis) {
     b.divide_box[axis] = divide(boxes.size.size[axis]);
     b.divide_tiles[axis] = divide(boxes.tiles.size[axis]);
   }
-  b.divide_columns = divide(tiling(p).columns(k.warpgroups));
+  b.divide_columns = divide(tiles.columns(k.warpgroups));
   Classes const classes = classes_by_taps(p);
   for (int rank = 0; rank < class_total(p); ++rank) {
     for (int axis = 0; axis < 3; ++axis) {
@@ -64,8 +66,8 @@ void fill_boxes(ProductParams& k, Problem const& p, Boxes const& boxes) {
   }
 }
 
-/// Positions and columns, and how far apart they are in y and add: of rows those of x, each with the stride's outputs;
-/// of boxes the outputs themselves.
+/// Positions and columns, and how far apart they are in y and add: of rows the voxels of x, each with the stride's
+/// outputs; of boxes the outputs themselves, of which the samples are counted here and the rest in the classes.
 void fill_steps(ProductParams& k, Problem const& p) {
   bool const rows = takes_rows(p);
   k.positions = static_cast<int32_t>(rows ? positions(p) : p.batch);
@@ -91,19 +93,19 @@ bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, i
   int const depth = kStepBytes / element_bytes(p);
   int64_t const columns = weight_columns(p), channels = p.in_channels;
   Tiling const tiles = tiling(p);
-  Boxes const boxes = takes_rows(p) ? Boxes{} : choose_boxes(p);
   k.warpgroups = warpgroups(tiles, multiprocessors);
   // 128 bytes of a row of the weight, the columns of an access, are a dimension of their own.
-  if (!encode_x(k, p, t.x, boxes) || !encode<3>(&k.weight_map, p, t.weight, {depth, channels, columns / depth},
-                                                {columns, depth}, {depth, depth, k.warpgroups * kColumns / depth})) {
+  if (!encode_x(k, p, t.x, tiles.boxes) ||
+      !encode<3>(&k.weight_map, p, t.weight, {depth, channels, columns / depth}, {columns, depth},
+                 {depth, depth, k.warpgroups * kColumns / depth})) {
     return false;
   }
   k.steps = static_cast<int32_t>(steps(p));
   k.tiles = static_cast<int32_t>(tiles.tiles(k.warpgroups));
   k.stages = stages(k.warpgroups);
-  k.position_tiles = divide(tiles.positions);
+  k.position_tiles = divide(tiles.position_tiles);
   fill_steps(k, p);
-  if (!takes_rows(p)) fill_boxes(k, p, boxes);
+  if (!takes_rows(p)) fill_boxes(k, p, tiles);
   k.mainloop.x = t.x;
   Size5 const x_stride = effective_stride(x_shape(p), p.x_stride);
   for (int axis = 0; axis < 5; ++axis) k.mainloop.x_stride[axis] = x_stride[axis];

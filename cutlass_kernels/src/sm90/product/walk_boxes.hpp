@@ -38,8 +38,8 @@ struct WalkBoxes {
   CUTLASS_DEVICE static uint32_t x_bytes(ProductParams const& p) {
     return static_cast<uint32_t>(p.boxes.rows * kStepBytes);
   }
-  /// By the first threads: zeros in the rows that no box writes; what is left in memory might be nan, and the kernel
-  /// looks for these.
+  /// By the first threads: zeros in the rows that no box writes. Their sums are no outputs, but nan among them would
+  /// have a thread look for nan in every tile.
   CUTLASS_DEVICE static void clear_stages(ProductParams const& p, unsigned char* stages, int stage_bytes, int threads) {
     int const bytes = (kPositions - p.boxes.rows) * kStepBytes;
     if (bytes == 0) return;
