@@ -2,20 +2,12 @@
 //
 // The sm90 family's product kernel on the GPU, where the kernel is larger than the stride: boxes of positions, residue
 // classes, zeros outside x. Skipped where there is no Hopper GPU.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <climits>
-
-#include "gpu_harness.hpp"
-#include "sm90/most_ctas.hpp"
-#include "sm90/product/choice.hpp"
+#include "product_cases.hpp"
 
 namespace convt3d {
 namespace {
 
-using test::Layout;
-using Three = std::array<int64_t, 3>;
+using test::Three;
 
 struct Geometry {
   int64_t batch, in, out;
@@ -23,29 +15,11 @@ struct Geometry {
 };
 
 Problem problem(Geometry const& g) {
-  Problem p = test::cubic_problem(g.batch, g.in, g.out, 1, 2, 2, 0, 0, Layout::kNdhwc);
-  for (size_t axis = 0; axis < 3; ++axis) {
-    p.in_size[axis] = g.size[axis];
-    p.kernel[axis] = g.kernel[axis];
-    p.stride[axis] = g.stride[axis];
-    p.padding[axis] = g.padding[axis];
-    p.output_padding[axis] = g.output_padding[axis];
-  }
-  test::pack(p, Layout::kNdhwc);
-  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
-  p.has_bias = p.has_add = 1;
-  p.activation = CONVT3D_ACT_LEAKY_RELU;
-  p.negative_slope = 0.1f;
-  return p;
+  return test::product_problem(g.batch, g.in, g.out, g.size, g.kernel, g.stride, g.padding, g.output_padding);
 }
 
-class ProductBoxes : public test::KernelCases<sm90::product::wherever_possible, CONVT3D_KERNEL_SM90> {
+class ProductBoxes : public test::ProductCases {
  protected:
-  void SetUp() override {
-    KernelCases::SetUp();
-    if (!IsSkipped() && device.compute_capability != 90) GTEST_SKIP() << "the GPU is not of SM90";
-  }
-
   bool takes(Problem const& p) const override { return !sm90::product::takes_rows(p) && sm90::product::takes_boxes(p); }
 };
 
@@ -101,20 +75,8 @@ TEST_P(ProductBoxes, TilesOneAfterTheOther) {
   run(problem({2, 16, 256, {16, 16, 12}}), 6, test::uniform_draw, test::nonfinite_draw);
 }
 
-TEST_P(ProductBoxes, Tails) {
-  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      for (int parts = 0; parts < 8; ++parts) {
-        Problem p = problem({2, 16, 64, {4, 4, parts / 4 ? 4 : 3}});  // whole tiles, and none
-        p.activation = activation;
-        p.add_order = order;
-        p.has_bias = parts % 2;
-        p.has_add = parts / 2 % 2;
-        run(p, static_cast<uint64_t>(activation));
-      }
-    }
-  }
-}
+// Of whole tiles, and of none.
+TEST_P(ProductBoxes, Tails) { run_tails(problem({2, 16, 64, {4, 4, 4}}), problem({2, 16, 64, {4, 4, 3}})); }
 
 TEST_P(ProductBoxes, OperandsOfOneSign) {
   for (int64_t in : {72, 520}) run(problem({1, in, 64, {2, 3, 4}}), 1, test::one_sign_draw);
@@ -122,62 +84,24 @@ TEST_P(ProductBoxes, OperandsOfOneSign) {
 
 // Only products that belong to an output may touch it, not those of what lies outside x.
 TEST_P(ProductBoxes, NonFiniteValues) {
-  for (Three const& size : {Three{3, 4, 7}, Three{4, 4, 4}}) {
-    Problem p = problem({2, 72, 64, size});
-    for (uint64_t seed = 0; seed < 3; ++seed) run(p, seed, test::nonfinite_draw);
-    run(p, 3, test::uniform_draw, test::nonfinite_draw);
-    Problem other = p;
-    other.activation = CONVT3D_ACT_SIGMOID;
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      other.add_order = order;
-      run(other, 0, test::nonfinite_draw);
-    }
-    if (GetParam().dtype == CONVT3D_F16) continue;
-    p.has_add = 0;  // which would take sums next to infinity beyond it, before the activation makes them small again
-    p.activation = CONVT3D_ACT_NONE;
-    run(p, 4, test::decades_draw);
-    run(p, 5, test::near_infinity_draw, test::small_draw);
-  }
+  for (Three const& size : {Three{3, 4, 7}, Three{4, 4, 4}}) run_nonfinite_values(problem({2, 72, 64, size}));
 }
 
 TEST_P(ProductBoxes, SlicesAndAccessesOfTwoChannels) {
-  Problem p = problem({2, 16, 64, {4, 2, 4}});
-  p.add_alignment = p.y_alignment = GetParam().dtype == CONVT3D_F32 ? 8 : 4;
-  run(p, 9);
-  p.add_alignment = p.y_alignment = 16;
-  test::slice(p, 80, 72, Layout::kNdhwc);
-  run(p, 10);
-  p = problem({2, 16, 64, {4, 3, 5}});
+  run_slices(problem({2, 16, 64, {4, 2, 4}}), 80, 72);
+  Problem p = problem({2, 16, 64, {4, 3, 5}});
   p.x_stride[0] += 400;  // voxels that are no rows of one matrix
   p.x_stride[3] += 16;
   p.x_stride[2] += 80;
   run(p, 11);
 }
 
-// One value for each channel, or for each channel of a sample.
-TEST_P(ProductBoxes, AddOfChannels) {
-  for (int64_t of_sample : {0, 64}) {
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      Problem p = problem({3, 40, 64, {2, 4, 3}});
-      p.add_order = order;
-      for (int64_t& stride : p.add_stride) stride = 0;
-      p.add_stride[0] = of_sample;
-      p.add_stride[1] = 1;
-      run(p, 11);
-    }
-  }
-}
+TEST_P(ProductBoxes, AddOfChannels) { run_add_of_channels(problem({3, 40, 64, {2, 4, 3}})); }
 
-// The copy engine does not take such a weight: the workspace has room for one that it takes.
 TEST_P(ProductBoxes, WeightThatStartsAnywhere) {
   for (int64_t stride : {1, 2}) {
-    Problem const p = typed(problem({2, 40, 64, {4, 4, 4}, {3, 3, 3}, {stride, stride, stride}, {1, 1, 1}, {0, 0, 0}}));
-    ASSERT_TRUE(takes(p));
-    for (int skew : {element_bytes(p), 8}) {
-      EXPECT_EQ(test::run_case(p, CONVT3D_KERNEL_SM90, 12, &worst, test::uniform_draw, nullptr, skew),
-                test::Outcome::kRan);
-      ++ran;
-    }
+    run_weight_that_starts_anywhere(
+        problem({2, 40, 64, {4, 4, 4}, {3, 3, 3}, {stride, stride, stride}, {1, 1, 1}, {0, 0, 0}}));
   }
 }
 

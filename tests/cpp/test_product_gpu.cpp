@@ -2,47 +2,25 @@
 //
 // The sm90 family's product kernel on the GPU: tiles, thread blocks of one to three warpgroups, several tiles of a
 // block, and operands that are not finite. Skipped where there is no Hopper GPU.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <climits>
-
-#include "gpu_harness.hpp"
-#include "sm90/most_ctas.hpp"
-#include "sm90/product/choice.hpp"
+#include "product_cases.hpp"
 
 namespace convt3d {
 namespace {
 
-using test::Layout;
+using test::Three;
 
 struct Geometry {
   int64_t batch, in, out;
-  std::array<int64_t, 3> size, kernel;
+  Three size, kernel;
 };
-constexpr std::array<int64_t, 3> kHalves{2, 2, 2};
+constexpr Three kHalves{2, 2, 2};
 
 Problem problem(Geometry const& g) {
-  Problem p = test::cubic_problem(g.batch, g.in, g.out, 1, 2, 2, 0, 0, Layout::kNdhwc);
-  for (size_t axis = 0; axis < 3; ++axis) {
-    p.in_size[axis] = g.size[axis];
-    p.kernel[axis] = p.stride[axis] = g.kernel[axis];
-  }
-  test::pack(p, Layout::kNdhwc);
-  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
-  p.has_bias = p.has_add = 1;
-  p.activation = CONVT3D_ACT_LEAKY_RELU;
-  p.negative_slope = 0.1f;
-  return p;
+  return test::product_problem(g.batch, g.in, g.out, g.size, g.kernel, g.kernel, {}, {});
 }
 
-class Product : public test::KernelCases<sm90::product::wherever_possible, CONVT3D_KERNEL_SM90> {
+class Product : public test::ProductCases {
  protected:
-  void SetUp() override {
-    KernelCases::SetUp();
-    if (!IsSkipped() && device.compute_capability != 90) GTEST_SKIP() << "the GPU is not of SM90";
-  }
-
   bool takes(Problem const& p) const override { return sm90::product::takes(p); }
 };
 
@@ -79,19 +57,9 @@ TEST_P(Product, TilesOneAfterTheOther) {
   run(problem({3, 16, 96, {10, 12, 12}, kHalves}), 4);
 }
 
+// Of whole tiles, and of none.
 TEST_P(Product, Tails) {
-  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      for (int parts = 0; parts < 8; ++parts) {
-        Problem p = problem({2, 40, 16, {3, 4, parts / 4 ? 32 : 5}, kHalves});  // of whole tiles, and of none
-        p.activation = activation;
-        p.add_order = order;
-        p.has_bias = parts % 2;
-        p.has_add = parts / 2 % 2;
-        run(p, static_cast<uint64_t>(activation));
-      }
-    }
-  }
+  run_tails(problem({2, 40, 16, {3, 4, 32}, kHalves}), problem({2, 40, 16, {3, 4, 5}, kHalves}));
 }
 
 TEST_P(Product, OperandsOfOneSign) {
@@ -99,56 +67,13 @@ TEST_P(Product, OperandsOfOneSign) {
 }
 
 // Only products that belong to an output may touch it, and infinities stay what fp32 makes of them.
-TEST_P(Product, NonFiniteValues) {
-  Problem p = problem({2, 136, 24, {3, 4, 7}, kHalves});
-  for (uint64_t seed = 0; seed < 3; ++seed) run(p, seed, test::nonfinite_draw);
-  run(p, 3, test::uniform_draw, test::nonfinite_draw);
-  Problem other = p;
-  other.activation = CONVT3D_ACT_SIGMOID;
-  for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-    other.add_order = order;
-    run(other, 0, test::nonfinite_draw);
-  }
-  if (GetParam().dtype == CONVT3D_F16) return;
-  p.has_add = 0;  // which would take sums next to infinity beyond it, before the activation makes them small again
-  p.activation = CONVT3D_ACT_NONE;
-  run(p, 4, test::decades_draw);
-  run(p, 5, test::near_infinity_draw, test::small_draw);
-}
+TEST_P(Product, NonFiniteValues) { run_nonfinite_values(problem({2, 136, 24, {3, 4, 7}, kHalves})); }
 
-TEST_P(Product, SlicesAndAccessesOfTwoChannels) {
-  Problem p = problem({2, 16, 16, {4, 2, 4}, kHalves});
-  p.add_alignment = p.y_alignment = GetParam().dtype == CONVT3D_F32 ? 8 : 4;
-  run(p, 9);
-  p.add_alignment = p.y_alignment = 16;
-  test::slice(p, 48, 40, Layout::kNdhwc);
-  run(p, 10);
-}
+TEST_P(Product, SlicesAndAccessesOfTwoChannels) { run_slices(problem({2, 16, 16, {4, 2, 4}, kHalves}), 48, 40); }
 
-// One value for each channel, or for each channel of a sample.
-TEST_P(Product, AddOfChannels) {
-  for (int64_t of_sample : {0, 24}) {
-    for (int32_t order : {CONVT3D_ADD_BEFORE, CONVT3D_ADD_AFTER}) {
-      Problem p = problem({3, 40, 24, {2, 4, 3}, kHalves});
-      p.add_order = order;
-      for (int64_t& stride : p.add_stride) stride = 0;
-      p.add_stride[0] = of_sample;
-      p.add_stride[1] = 1;
-      run(p, 11);
-    }
-  }
-}
+TEST_P(Product, AddOfChannels) { run_add_of_channels(problem({3, 40, 24, {2, 4, 3}, kHalves})); }
 
-// The copy engine does not take such a weight: the workspace has room for one that it takes.
-TEST_P(Product, WeightThatStartsAnywhere) {
-  Problem const p = typed(problem({2, 40, 24, {4, 4, 4}, kHalves}));
-  ASSERT_TRUE(takes(p));
-  for (int skew : {element_bytes(p), 8}) {
-    EXPECT_EQ(test::run_case(p, CONVT3D_KERNEL_SM90, 12, &worst, test::uniform_draw, nullptr, skew),
-              test::Outcome::kRan);
-    ++ran;
-  }
-}
+TEST_P(Product, WeightThatStartsAnywhere) { run_weight_that_starts_anywhere(problem({2, 40, 24, {4, 4, 4}, kHalves})); }
 
 INSTANTIATE_TEST_SUITE_P(All, Product, testing::ValuesIn(test::kModes + 1, test::kModes + 4),
                          [](auto const& info) { return info.param.name; });

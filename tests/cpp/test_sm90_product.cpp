@@ -13,10 +13,20 @@ namespace {
 
 using convt3d::test::Layout;
 
-Problem halves(int batch, int in, int out, int size, convt3d_dtype dtype = CONVT3D_F32) {
-  Problem p = make(batch, in, out, {size, size, size}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, true);
+/// With all tensors channels last.
+Problem channels_last(Problem p) {
+  test::pack(p, Layout::kNdhwc);
   test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
   return p;
+}
+
+Problem halves(int batch, int in, int out, int size, convt3d_dtype dtype = CONVT3D_F32) {
+  return channels_last(make(batch, in, out, {size, size, size}, {2, 2, 2}, {0, 0, 0}, {0, 0, 0}, dtype, true));
+}
+
+/// Kernel 3, stride 2, as large as x twice.
+Problem k3(int batch, int in, int out, std::vector<int> size, convt3d_dtype dtype) {
+  return channels_last(make(batch, in, out, size, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true));
 }
 
 /// That two lanes, of the columns of their two rows, have two neighbouring ones each after their exchange, the first of
@@ -65,8 +75,7 @@ TEST(Product, RowsOrBoxes) {
   auto in_boxes = [&](auto change) {
     Problem p = patch;
     change(p);
-    test::pack(p, Layout::kNdhwc);
-    test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+    p = channels_last(p);
     EXPECT_FALSE(takes_rows(p));
     return takes_boxes(p);
   };
@@ -90,7 +99,7 @@ TEST(Product, RowsOrBoxes) {
   }));
   Problem p = make(2, 64, 32, {4, 5, 6}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F32, true);
   EXPECT_FALSE(takes(p));
-  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+  p = channels_last(p);
   EXPECT_TRUE(takes(p));
   for (int axis : {0, 2, 3, 4}) {
     Problem other = p;
@@ -113,7 +122,7 @@ int64_t fewest_boxes(Box const& grid) {
     for (int h = 1; h * w <= kPositions; ++h) {
       for (int d = 1; d * h * w <= kPositions; ++d) {
         int const n = kPositions / (d * h * w);
-        int64_t const count = int64_t{parts(g[0], n)} * parts(g[1], d) * parts(g[2], h) * parts(g[3], w);
+        int64_t const count = int64_t{ceil_div(g[0], n)} * ceil_div(g[1], d) * ceil_div(g[2], h) * ceil_div(g[3], w);
         fewest = count < fewest ? count : fewest;
       }
     }
@@ -182,8 +191,7 @@ TEST(Product, ClassesWithTheMostTapsFirst) {
 }
 
 TEST(Product, TilesOfBoxes) {
-  Problem p = make(64, 256, 128, {4, 4, 4}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16, true);
-  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+  Problem const p = k3(64, 256, 128, {4, 4, 4}, CONVT3D_F16);
   Tiling const t = tiling(p);
   EXPECT_EQ(t.most_warpgroups, 2);  // no third 64 of 128 channels
   EXPECT_EQ(warpgroups(t, 132), 2);
@@ -268,15 +276,12 @@ TEST(Product, IsChosenWhereItIsFaster) {
     EXPECT_TRUE(worthwhile(small, kH200));
     EXPECT_TRUE(takes(large));
     EXPECT_FALSE(chooses_product(large, 132));
-    auto k3 = [dtype](int batch, int size) {
-      Problem p = make(batch, 256, 128, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true);
-      test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
-      EXPECT_TRUE(takes(p));
-      return p;
-    };
-    EXPECT_TRUE(chooses_product(k3(64, 4), 132));
-    EXPECT_TRUE(worthwhile(k3(64, 4), kH200));
-    EXPECT_FALSE(chooses_product(k3(2, 24), 132));
+    Problem const tiny = k3(64, 256, 128, {4, 4, 4}, dtype), wide = k3(2, 256, 128, {24, 24, 24}, dtype);
+    EXPECT_TRUE(takes(tiny));
+    EXPECT_TRUE(chooses_product(tiny, 132));
+    EXPECT_TRUE(worthwhile(tiny, kH200));
+    EXPECT_TRUE(takes(wide));
+    EXPECT_FALSE(chooses_product(wide, 132));
   }
 }
 
@@ -286,9 +291,9 @@ TEST(Product, WhereNoOtherKernelIs) {
   Problem p = make(2, 256, 256, {8, 8, 8}, {3, 3, 3}, {1, 1, 1}, {0, 0, 0}, CONVT3D_F16, true);
   for (int axis = 0; axis < 3; ++axis) p.stride[axis] = 1;
   test::pack(p, Layout::kNdhwc);
-  EXPECT_FALSE(streamable(p));
+  EXPECT_FALSE(has_usual_kernel(p, 132));
   EXPECT_EQ(refusal(p), "sm90: shared memory left beside x and weights, in 8 KB is 3, the kernel takes at least 5");
-  test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+  p = channels_last(p);
   EXPECT_EQ(refusal(p), "");
   EXPECT_TRUE(chooses_product(p, 132));
   EXPECT_TRUE(worthwhile(p, kH200));
@@ -301,8 +306,7 @@ TEST(Product, WideStepsAreNotChosen) {
   for (int step : {3, 4}) {
     Problem p = make(1, 256, 64, {8, 8, 8}, {step, step, step}, {0, 0, 0}, {0, 0, 0}, CONVT3D_F16, true);
     for (int axis = 0; axis < 3; ++axis) p.stride[axis] = step;
-    test::pack(p, Layout::kNdhwc);
-    test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
+    p = channels_last(p);
     EXPECT_EQ(refusal(p), "");
     EXPECT_FALSE(worthwhile(p, kH200));
   }

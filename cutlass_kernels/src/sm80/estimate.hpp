@@ -49,13 +49,14 @@ inline double usual_microseconds(Problem const& p, int multiprocessors) {
          fit.weights * weights + fit.tensors * elements;
 }
 
+/// Whether a stride exceeds 2: no estimate was fitted to such.
+constexpr bool has_wide_step(Problem const& p) { return p.stride[0] > 2 || p.stride[1] > 2 || p.stride[2] > 2; }
+
 /// Whether the columns kernel computes a problem that the family supports and has no patch kernel for.
 inline bool chooses_columns(Problem const& p, int multiprocessors) {
   if (!columns::takes(p) || columns::nowhere.load(std::memory_order_relaxed)) return false;
   if (columns::wherever_possible.load(std::memory_order_relaxed)) return true;
-  for (int64_t stride : p.stride) {
-    if (stride > 2) return false;  // not measured
-  }
+  if (has_wide_step(p)) return false;
   return columns::estimated_microseconds(p, multiprocessors) < usual_microseconds(p, multiprocessors);
 }
 

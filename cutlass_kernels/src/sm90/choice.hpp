@@ -66,12 +66,6 @@ inline void want_streamable(Refusal& r, Problem const& p) {
          "less than 2^32");
 }
 
-inline bool streamable(Problem const& p) {
-  Refusal r;
-  want_streamable(r, p);
-  return r.none();
-}
-
 /// For a supported problem on a device with that many multiprocessors.
 ///
 /// The resident kernel reads x once for each 64 bytes of output channels, through registers, which hides behind the
@@ -84,13 +78,21 @@ inline Mainloop choose_mainloop(Problem const& p, int multiprocessors) {
   return takes_resident(p, multiprocessors) ? Mainloop::kResident : Mainloop::kStream;
 }
 
-/// Where no other of the family's kernels takes the problem, or the product kernel is the faster one by the estimates.
+/// What the family takes by its usual kernels, the resident and the streaming one.
+inline void want_usual_kernel(Refusal& r, Problem const& p, int multiprocessors) {
+  if (choose_mainloop(p, multiprocessors) == Mainloop::kStream) want_streamable(r, p);
+}
+inline bool has_usual_kernel(Problem const& p, int multiprocessors) {
+  Refusal r;
+  want_usual_kernel(r, p, multiprocessors);
+  return r.none();
+}
+
+/// Where the family has no other kernel, or the product kernel is the faster one by the estimates.
 inline bool product_is_best(Problem const& p, int multiprocessors) {
+  if (!has_usual_kernel(p, multiprocessors)) return true;
+  if (sm80::has_wide_step(p)) return false;
   bool const streams = choose_mainloop(p, multiprocessors) == Mainloop::kStream;
-  if (streams && !streamable(p)) return true;
-  for (int64_t stride : p.stride) {
-    if (stride > 2) return false;  // not measured
-  }
   return product::estimated_microseconds(p, multiprocessors) < estimated_microseconds(p, streams, multiprocessors);
 }
 
@@ -151,13 +153,13 @@ inline bool worthwhile(Problem const& p, convt3d_device const& device) {
   if (form(p).channels_last && p.stride[2] > 2 && p.in_channels < 128) return false;
   bool const streams = choose_mainloop(p, device.multiprocessors) == Mainloop::kStream;
   bool const streams_parts = uses_split(p) && streams;
-  bool const wide_step = p.stride[0] > 2 || p.stride[1] > 2 || p.stride[2] > 2;
+  bool const wide_step = sm80::has_wide_step(p);
   if (streams_parts && (p.stride[1] > 2 || p.stride[2] > 2)) return false;
   if (!warps_pay(p)) return false;
   bool const product = chooses_product(p, device.multiprocessors);
-  if (product && streams && !streamable(p)) {
-    // The family's only kernel for it. At stride 1, for which the sm80 family's estimate was not made, 2 to 5 times as
-    // fast, in all but one of 64 problems measured (3^3 to 32^3, up to 60 GFLOP; 64 -> 64 from 64^3 1.4 times).
+  if (product && !has_usual_kernel(p, device.multiprocessors)) {
+    // At stride 1, for which the sm80 family's estimate was not made, 2 to 5 times as fast, in all but one of 64
+    // problems measured (3^3 to 32^3, up to 60 GFLOP; 64 -> 64 from 64^3 1.4 times).
     if (p.stride[0] * p.stride[1] * p.stride[2] == 1) return true;
     if (wide_step) return false;  // not measured
   }

@@ -72,6 +72,9 @@ constexpr int live_taps(int parity, int64_t kernel, int64_t padding) {
 
 constexpr int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
+/// Whether the copy engine steps by so many bytes, from one element of a dimension but the fastest to the next.
+constexpr bool is_copy_step(int64_t bytes) { return bytes > 0 && bytes % 16 == 0 && bytes < int64_t{1} << 39; }
+
 // Work split. A CTA keeps the weights of one class, the output channels that fill 64 bytes, and computes all eight
 // parities of them: consumer group g the D parity g, and its accumulators the H and W parities of the channels. All
 // CTAs are alike, so they stay in step and share x in L2 (classes of one D parity each multiply fewer zeros, but

@@ -45,8 +45,7 @@ inline Status supported(Problem const& p, convt3d_device const& device, Message&
   // An empty output launches nothing, whatever the rest is.
   if (!r.none() || element_count(y_shape(p)) == 0) return r.status();
 
-  if (chooses_product(p, device.multiprocessors)) return r.status();
-  if (choose_mainloop(p, device.multiprocessors) == Mainloop::kStream) want_streamable(r, p);
+  if (!chooses_product(p, device.multiprocessors)) want_usual_kernel(r, p, device.multiprocessors);
   return r.status();
 }
 

@@ -28,17 +28,15 @@ struct Box {
 constexpr Box position_grid(Problem const& p) {
   Box grid{{static_cast<int32_t>(p.batch), 0, 0, 0}};
   for (int axis = 0; axis < 3; ++axis) {
-    grid.size[1 + axis] = static_cast<int32_t>((output_size(p, axis) + p.stride[axis] - 1) / p.stride[axis]);
+    grid.size[1 + axis] = ceil_div(output_size(p, axis), p.stride[axis]);
   }
   return grid;
 }
 
-constexpr int32_t parts(int32_t total, int32_t size) { return (total + size - 1) / size; }
-
 /// The largest size of at most `room` that divides `total` into parts as large as their number allows; 0 for no room.
 constexpr int32_t fitting_size(int32_t total, int32_t room) {
   if (room == 0) return 0;
-  return total <= room ? total : parts(total, parts(total, room));
+  return total <= room ? total : ceil_div(total, ceil_div(total, room));
 }
 
 /// The tiles of a problem, which are boxes.
@@ -56,15 +54,15 @@ constexpr Boxes choose_boxes(Problem const& p) {
   int64_t const planes = int64_t{g[0]} * g[1], rows = planes * g[2];
   Boxes best{{}, {}, INT64_MAX};
   for (int32_t w = fitting_size(g[3], kPositions); w > 0; w = fitting_size(g[3], w - 1)) {
-    int32_t const tiles_w = parts(g[3], w), room_w = kPositions / w;
+    int32_t const tiles_w = ceil_div(g[3], w), room_w = kPositions / w;
     if (tiles_w * ((rows + room_w - 1) / room_w) >= best.count) continue;
     for (int32_t h = fitting_size(g[2], room_w); h > 0; h = fitting_size(g[2], h - 1)) {
-      int32_t const tiles_h = parts(g[2], h), room_h = room_w / h;
+      int32_t const tiles_h = ceil_div(g[2], h), room_h = room_w / h;
       int64_t const tiles_wh = int64_t{tiles_w} * tiles_h;
       if (tiles_wh * ((planes + room_h - 1) / room_h) >= best.count) continue;
       for (int32_t d = fitting_size(g[1], room_h); d > 0; d = fitting_size(g[1], d - 1)) {
         int32_t const n = fitting_size(g[0], room_h / d);
-        Box const tiles{{parts(g[0], n), parts(g[1], d), tiles_h, tiles_w}};
+        Box const tiles{{ceil_div(g[0], n), ceil_div(g[1], d), tiles_h, tiles_w}};
         int64_t const count = int64_t{tiles.size[0]} * tiles.size[1] * tiles_wh;
         if (count < best.count) best = {{{n, d, h, w}}, tiles, count};
       }
@@ -95,13 +93,12 @@ constexpr Classes classes_by_taps(Problem const& p) {
 constexpr bool takes_boxes(Problem const& p) {
   if (!has_fitting_tensors(p) || class_total(p) > kMostClasses) return false;
   int64_t const bytes = element_bytes(p);
-  // The copy engine's steps; voxels that overlap have not been tried.
   if (p.out_channels * bytes % 128 != 0) return false;
   Size5 const shape = x_shape(p);
   for (int axis : {0, 2, 3, 4}) {
-    int64_t const step = p.x_stride[axis] * bytes;
     if (shape[axis] == 1) continue;
-    if (step % 16 != 0 || p.x_stride[axis] < p.in_channels || step >= int64_t{1} << 39) return false;
+    // Voxels that overlap have not been tried.
+    if (!is_copy_step(p.x_stride[axis] * bytes) || p.x_stride[axis] < p.in_channels) return false;
   }
   return true;
 }

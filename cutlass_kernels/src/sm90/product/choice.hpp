@@ -23,20 +23,16 @@ struct Tiling {
   int64_t position_tiles, all_columns, classes;
   int most_warpgroups;
   Boxes boxes;  // of no use for rows
-  constexpr int64_t columns(int warpgroups) const {
-    int64_t const each = int64_t{warpgroups} * kColumns;
-    return (all_columns + each - 1) / each;
-  }
+  constexpr int64_t columns(int warpgroups) const { return ceil_div(all_columns, warpgroups * kColumns); }
   constexpr int64_t tiles(int warpgroups) const { return position_tiles * columns(warpgroups) * classes; }
 };
 
 constexpr Tiling tiling(Problem const& p) {
-  if (takes_rows(p)) return {(positions(p) + kPositions - 1) / kPositions, weight_columns(p), 1, kMostWarpgroups, {}};
+  if (takes_rows(p)) return {ceil_div(positions(p), kPositions), weight_columns(p), 1, kMostWarpgroups, {}};
   // No more warpgroups than have columns.
-  int64_t const filled = (p.out_channels + kColumns - 1) / kColumns;
+  int const filled = ceil_div(p.out_channels, kColumns);
   Boxes const boxes = choose_boxes(p);
-  return {boxes.count, p.out_channels, class_total(p),
-          filled < kMostWarpgroups ? static_cast<int>(filled) : kMostWarpgroups, boxes};
+  return {boxes.count, p.out_channels, class_total(p), filled < kMostWarpgroups ? filled : kMostWarpgroups, boxes};
 }
 
 /// Warpgroups of a thread block. They share x, so the most, or as few as leave no more tiles than multiprocessors.

@@ -11,8 +11,8 @@ namespace convt3d::sm90::product {
 /// which are alike; of boxes, whose shortest go to those that had the longest, an equal share, but a longest tile's at
 /// least.
 inline double longest_steps(Problem const& p, int64_t tiles, int multiprocessors) {
-  auto const of_tap = static_cast<double>(steps(p));
-  if (takes_rows(p)) return of_tap * static_cast<double>((tiles + multiprocessors - 1) / multiprocessors);
+  double const of_tap = steps(p);
+  if (takes_rows(p)) return of_tap * ceil_div(tiles, multiprocessors);
   // A class has tiles of all positions and channels, and the classes together have each tap once.
   double const all = of_tap * static_cast<double>(tiles / class_total(p) * tap_count(p)) / multiprocessors;
   double const longest = of_tap * static_cast<double>(most_taps(p));
@@ -37,7 +37,7 @@ inline double estimated_microseconds(Problem const& p, int multiprocessors) {
   int64_t const tiles = t.tiles(groups);
   double const y = 1e-6 * element_bytes(p) * static_cast<double>(element_count(y_shape(p)));
   return fit.start + (fit.step + fit.warpgroup * (groups - 1)) * longest_steps(p, tiles, multiprocessors) +
-         fit.tile * static_cast<double>((tiles + multiprocessors - 1) / multiprocessors) + fit.y * y;
+         fit.tile * ceil_div(tiles, multiprocessors) + fit.y * y;
 }
 
 }  // namespace convt3d::sm90::product

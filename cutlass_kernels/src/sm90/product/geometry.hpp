@@ -4,7 +4,7 @@
 // tested on the CPU.
 #pragma once
 
-#include "convt3d/problem.hpp"
+#include "sm90/geometry.hpp"
 
 namespace convt3d::sm90::product {
 
@@ -21,10 +21,7 @@ constexpr int64_t kMostReach = int64_t{1} << 30;  // elements from one of a tens
 /// Columns of the weight in memory: pairs of a tap and an output channel.
 constexpr int64_t weight_columns(Problem const& p) { return p.out_channels * tap_count(p); }
 /// Of a tap.
-constexpr int64_t steps(Problem const& p) {
-  int64_t const bytes = p.in_channels * element_bytes(p);
-  return (bytes + kStepBytes - 1) / kStepBytes;
-}
+constexpr int steps(Problem const& p) { return ceil_div(p.in_channels * element_bytes(p), kStepBytes); }
 
 constexpr int stage_bytes(int warpgroups) { return kXBytes + warpgroups * kWeightBytes; }
 constexpr int stages(int warpgroups) {

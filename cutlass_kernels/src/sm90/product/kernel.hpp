@@ -41,10 +41,9 @@ struct Of<__nv_bfloat16> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major:
 template <class T, class Walk>
 struct Kernel {
   static constexpr bool kWide = sizeof(T) == 4;
-  static constexpr int kDepth = kStepBytes / static_cast<int>(sizeof(T));  // input channels of a step
-  static constexpr int kInstructions = 4;                                  // of a step, 32 bytes of channels each
-  static constexpr int kRegisters = 64;                                    // of 64 columns by 128 positions
-  static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(T));    // 128 bytes of the weight
+  static constexpr int kDepth = Walk::kDepth, kBoxColumns = Walk::kBoxColumns;
+  static constexpr int kInstructions = 4;  // of a step, 32 bytes of channels each
+  static constexpr int kRegisters = 64;    // of 64 columns by 128 positions
   static_assert(kColumns / kBoxColumns * kDepth * 128 == kWeightBytes);
   // Products that the tensor core adds up by itself: its cuts stay far within the bound even if all have one sign
   // (docs/numerics.md).

@@ -100,7 +100,7 @@ bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, i
                  {depth, depth, k.warpgroups * kColumns / depth})) {
     return false;
   }
-  k.steps = static_cast<int32_t>(steps(p));
+  k.steps = steps(p);
   k.tiles = static_cast<int32_t>(tiles.tiles(k.warpgroups));
   k.stages = stages(k.warpgroups);
   k.position_tiles = divide(tiles.position_tiles);

@@ -46,9 +46,8 @@ constexpr bool takes_rows(Problem const& p) {
   }
   if (positions(p) > kMostReach) return false;
   int64_t const bytes = element_bytes(p);
-  // The copy engine's steps.
   if (weight_columns(p) * bytes % 128 != 0 || !rows_of_one_matrix(p)) return false;
-  return x_row(p) * bytes % 16 == 0 && x_row(p) >= p.in_channels && x_row(p) * bytes < int64_t{1} << 39;
+  return is_copy_step(x_row(p) * bytes) && x_row(p) >= p.in_channels;
 }
 
 }  // namespace convt3d::sm90::product

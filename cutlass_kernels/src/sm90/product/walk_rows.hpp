@@ -27,8 +27,8 @@ CUTLASS_DEVICE int offset(int32_t const (&step)[5], Place const& v) {
 
 template <class T>
 struct WalkRows {
-  static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(T));  // 128 bytes of the weight
-  static constexpr int kDepth = kStepBytes / static_cast<int>(sizeof(T));
+  static constexpr int kBoxColumns = 128 / static_cast<int>(sizeof(T));    // 128 bytes of the weight
+  static constexpr int kDepth = kStepBytes / static_cast<int>(sizeof(T));  // input channels of a step
 
   struct Tile {
     int position, column;  // the first

@@ -90,8 +90,7 @@ constexpr bool reads_x_in_place(Problem const& p) {
   if (uses_split(p) || p.x_alignment < 16 || p.x_stride[1] != 1) return false;
   Size5 const shape = x_shape(p);
   for (int axis : {0, 2, 3, 4}) {
-    int64_t const bytes = p.x_stride[axis] * element_bytes(p);
-    if (shape[axis] > 1 && (bytes == 0 || bytes % 16 != 0 || bytes >= int64_t{1} << 39)) return false;
+    if (shape[axis] > 1 && !is_copy_step(p.x_stride[axis] * element_bytes(p))) return false;
   }
   return true;
 }
