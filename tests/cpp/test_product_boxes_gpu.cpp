@@ -75,6 +75,27 @@ TEST_P(ProductBoxes, TilesOneAfterTheOther) {
   run(problem({2, 16, 256, {16, 16, 12}}), 6, test::uniform_draw, test::nonfinite_draw);
 }
 
+// A tile by a cluster of two or four blocks: steps that they share evenly and not, blocks without any, positions that
+// end within a block's, and infinities there.
+TEST_P(ProductBoxes, Clusters) {
+  for (int64_t in : {72, 136, 200, 328}) {
+    for (Three const& size : {Three{4, 4, 4}, Three{3, 4, 5}, Three{2, 3, 3}}) {
+      Problem const p = problem({2, in, 64, size});
+      run(p, static_cast<uint64_t>(in));
+      run(p, static_cast<uint64_t>(in), test::nonfinite_draw);
+    }
+    run(problem({1, in, 192, {4, 4, 4}}), 1);  // 24 tiles
+    run(problem({1, in, 384, {4, 4, 4}}), 2);  // 48 tiles, by two
+  }
+  for (int32_t activation = 0; activation < CONVT3D_ACT_COUNT; ++activation) {
+    for (int64_t size : {3, 4}) {
+      Problem p = problem({2, 136, 64, {4, 4, size}});
+      p.activation = activation;
+      run(p, static_cast<uint64_t>(activation));
+    }
+  }
+}
+
 // Of whole tiles, and of none.
 TEST_P(ProductBoxes, Tails) { run_tails(problem({2, 16, 64, {4, 4, 4}}), problem({2, 16, 64, {4, 4, 3}})); }
 

@@ -43,6 +43,17 @@ constexpr int warpgroups(Tiling const& t, int multiprocessors) {
   return t.most_warpgroups;
 }
 
+/// Steps that a tile must have for a cluster to pay: what it saves is a few of these.
+constexpr int64_t kClusterSteps = 12;
+
+/// Thread blocks that share a tile, in a cluster: of boxes, where they would leave most multiprocessors idle. They have
+/// one warpgroup then. A cluster lies in one part of the GPU, whose multiprocessors are not a multiple of four
+/// everywhere: of an H200's 132, 32 clusters of four did not all run at a time.
+constexpr int cluster_blocks(Problem const& p, int64_t tiles, int groups, int multiprocessors) {
+  if (takes_rows(p) || groups > 1 || steps(p) * most_taps(p) < kClusterSteps) return 1;
+  return tiles * 4 <= multiprocessors / 8 * 7 ? 4 : tiles * 2 <= multiprocessors ? 2 : 1;
+}
+
 /// For tests: the kernel computes all that it takes, not only where it is the fastest of the family; or nothing.
 inline std::atomic<bool> wherever_possible{false}, nowhere{false};
 

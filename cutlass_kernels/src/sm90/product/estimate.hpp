@@ -35,9 +35,12 @@ inline double estimated_microseconds(Problem const& p, int multiprocessors) {
   Tiling const t = tiling(p);
   int const groups = warpgroups(t, multiprocessors);
   int64_t const tiles = t.tiles(groups);
+  int const of_cluster = cluster_blocks(p, tiles, groups, multiprocessors);
+  double const steps = longest_steps(p, tiles, multiprocessors) / of_cluster;
+  double const finished =
+      static_cast<double>(ceil_div(tiles, multiprocessors)) / of_cluster;  // the exchange of sums shows little
   double const y = 1e-6 * element_bytes(p) * static_cast<double>(element_count(y_shape(p)));
-  return fit.start + (fit.step + fit.warpgroup * (groups - 1)) * longest_steps(p, tiles, multiprocessors) +
-         fit.tile * ceil_div(tiles, multiprocessors) + fit.y * y;
+  return fit.start + (fit.step + fit.warpgroup * (groups - 1)) * steps + fit.tile * finished + fit.y * y;
 }
 
 }  // namespace convt3d::sm90::product

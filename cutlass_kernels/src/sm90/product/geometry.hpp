@@ -29,6 +29,10 @@ constexpr int stages(int warpgroups) {
   return fit < kMostStages ? fit : kMostStages;
 }
 
+/// Of shared memory, behind the stages, for the sums that the other blocks of a cluster of so many send (cluster.hpp).
+constexpr int cluster_bytes(int blocks) { return kColumns * kPositions * 4 / blocks * (blocks - 1); }
+static_assert(stages(1) * stage_bytes(1) + cluster_bytes(4) <= kSharedBytes);
+
 /// The first of the two neighbouring columns, of a warpgroup's 64, that a thread ends with.
 ///
 /// Of its rows of wgmma, lane / 4 and lane / 4 + 8, two lanes that are neighbours there exchange one each. In TF32 rows

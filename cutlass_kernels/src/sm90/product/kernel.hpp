@@ -11,18 +11,14 @@
 #pragma once
 
 #include <climits>
-#include <type_traits>
 #include <utility>
 
-#include "convt3d/activation.hpp"
 #include "cute/arch/mma_sm90_gmma.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
 #include "sm80/instructions.hpp"
-#include "sm90/cold_path.hpp"
-#include "sm90/collective_mainloop.hpp"
-#include "sm90/product/walk_boxes.hpp"
-#include "sm90/tails.hpp"
+#include "sm90/product/cluster.hpp"
+#include "sm90/product/outputs.hpp"
 
 namespace convt3d::sm90::product {
 
@@ -38,7 +34,8 @@ template <>
 struct Of<__nv_bfloat16> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::MN, Major::K> {};
 }  // namespace atom
 
-template <class T, class Walk>
+/// Thread blocks in a cluster of `kBlocks` have one tile.
+template <class T, class Walk, int kBlocks>
 struct Kernel {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kDepth = Walk::kDepth, kBoxColumns = Walk::kBoxColumns;
@@ -48,7 +45,8 @@ struct Kernel {
   // Products that the tensor core adds up by itself: its cuts stay far within the bound even if all have one sign
   // (docs/numerics.md).
   static constexpr int kSumSteps = 128 / kDepth;
-  // Of a thread, by setmaxnreg: three warpgroups' and the loading one's are all that there are.
+  // Of a thread, by setmaxnreg: three warpgroups' and the loading one's are all that there are. Of a single one, in a
+  // cluster, all threads have what they want.
   static constexpr int kLoadingRegisters = 32, kComputingRegisters = 160;
   static_assert(kLoadingRegisters + kMostWarpgroups * kComputingRegisters == 65536 / 128);
   using Barrier = cutlass::arch::ClusterTransactionBarrier;
@@ -63,6 +61,7 @@ struct Kernel {
     static constexpr uint32_t kPhase = 8;
     static_assert(kMostStages <= kPhase);
     CUTLASS_DEVICE int tile() const {
+      if constexpr (kBlocks > 1) return round == 0 ? Cluster<kBlocks>::tile() : INT_MAX;
       auto const blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
       return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
     }
@@ -73,15 +72,12 @@ struct Kernel {
       stage = last ? (stage & kPhase) ^ kPhase : stage + 1;
     }
   };
-  /// Where a position's first output lies, -1 past the end, and the add of it.
-  struct alignas(8) Places {
-    int32_t y[kPositions], add[kPositions];
-  };
   /// In front of the stages, which begin at a multiple of 1024 bytes for the copy engine: one address tells both.
   struct alignas(1024) Shared {
     Places places[kMostWarpgroups];
     Barrier full[kMostStages];
     cutlass::arch::ClusterBarrier empty[kMostStages];
+    Barrier received;  // a cluster's sums
   };
   static constexpr int kSharedBytes = product::kSharedBytes + static_cast<int>(sizeof(Shared)) + 1024;
 
@@ -99,6 +95,7 @@ struct Kernel {
     Cursor at;
     typename Walk::Ahead next;
     bool in_tile = false;
+    int left = 0;  // of the steps of a block in a cluster
 
     /// At most so many more.
     CUTLASS_DEVICE void load(ProductParams const& p, Shared& shared, unsigned char* stages, int most) {
@@ -108,6 +105,13 @@ struct Kernel {
           if (at.tile() >= p.tiles) return;
           next.begin(p, at.tile());
           in_tile = true;
+          if constexpr (kBlocks > 1) {
+            int const steps = Walk::steps(p, next.at),
+                      first = Cluster<kBlocks>::first_step(steps, Cluster<kBlocks>::rank());
+            left = Cluster<kBlocks>::first_step(steps, Cluster<kBlocks>::rank() + 1) - first;
+            next.skip(p, first);
+            in_tile = left > 0;
+          }
         }
 #pragma unroll 1
         while (in_tile) {
@@ -124,6 +128,7 @@ struct Kernel {
           }
           at.advance(p.stages);
           in_tile = next.next(p);
+          if constexpr (kBlocks > 1) in_tile = --left > 0;
         }
         ++at.round;
       }
@@ -232,132 +237,12 @@ struct Kernel {
 
   // ---- outputs -----------------------------------------------------------------------------------------------------
 
-  /// Two neighbouring channels in memory.
-  using Pair = std::conditional_t<kWide, float2, uint32_t>;
-
-  CUTLASS_DEVICE static float2 unpack(Pair v) {
-    if constexpr (kWide) {
-      return v;
-    } else {
-      return make_float2(Element<T>::from_bits(v & 0xffffu), Element<T>::from_bits(v >> 16));
-    }
-  }
-  CUTLASS_DEVICE static Pair pack(float a, float b) {
-    if constexpr (kWide) {
-      return make_float2(a, b);
-    } else {
-      return Element<T>::bits(Element<T>::from_float(a)) | Element<T>::bits(Element<T>::from_float(b)) << 16;
-    }
-  }
-
-  /// Where a thread's outputs are: of its column pair, at positions 8 i + 2 (lane mod 4) and the one behind it.
-  struct Outputs {
-    ProductParams const& p;
-    Places const& places;
-    Column const& column;
-    int lane;
-    float bias[2];
-
-    CUTLASS_DEVICE Outputs(ProductParams const& p, Places const& places, Column const& column, int lane)
-        : p(p), places(places), column(column), lane(lane), bias{} {
-      EpilogueParams const& e = p.epilogue;
-      if (e.has_bias) {
-        T const* const from = static_cast<T const*>(e.bias) + column.channel * e.bias_stride;
-        bias[0] = Element<T>::to_float(from[0]);
-        bias[1] = Element<T>::to_float(from[e.bias_stride]);
-      }
-    }
-    CUTLASS_DEVICE int2 two(int const* of, int i) const {
-      return *reinterpret_cast<int2 const*>(of + i * 8 + lane % 4 * 2);
-    }
-    /// add of `kCount` eights of positions from number `first` on.
-    template <bool kAll, int kCount>
-    CUTLASS_DEVICE void load_add(int first, Pair (&v)[2 * kCount]) const {
-      if (!p.cold.has_add) return;
-      auto const* const add = static_cast<T const*>(p.epilogue.add);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        int2 const at = two(places.add, first + i), to = two(places.y, first + i);
-        if (kAll || to.x >= 0) v[2 * i] = *reinterpret_cast<Pair const*>(add + (column.add + at.x));
-        if (kAll || to.y >= 0) v[2 * i + 1] = *reinterpret_cast<Pair const*>(add + (column.add + at.y));
-      }
-    }
-    /// Stores these, whose sums are `sums`; what is nan where a sum is not finite goes into `look`.
-    template <bool kAll, int kCount, class Activation>
-    CUTLASS_DEVICE void store(int first, float const* sums, Pair const (&v)[2 * kCount], Activation const& activation,
-                              float& look) const {
-      bool const odd = lane / 4 % 2 != 0;
-      auto* const y = static_cast<T*>(p.cold.y);
-      EpilogueParams const& e = p.epilogue;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 2 * kCount; ++i) {
-        int2 const places_y = two(places.y, first + i / 2);
-        int const to = i % 2 == 0 ? places_y.x : places_y.y;
-        float const v0 = sums[i / 2 * 4 + i % 2], v1 = sums[i / 2 * 4 + 2 + i % 2];
-        float const other = __shfl_xor_sync(0xffffffffu, odd ? v0 : v1, 4);
-        float a = odd ? other : v0, b = odd ? v1 : other;
-        if (kWide) {  // an infinity becomes nan: what rounded to it on the way may have been finite
-          a = fmaf(a, 0.f, a);
-          b = fmaf(b, 0.f, b);
-        }
-        look = fmaf(a, 0.f, fmaf(b, 0.f, look));
-        float2 const of_add = unpack(v[i]);
-        Pair const both = pack(in_order(a + bias[0], of_add.x, e.add_after != 0, activation),
-                               in_order(b + bias[1], of_add.y, e.add_after != 0, activation));
-        if (kAll || to >= 0) *reinterpret_cast<Pair*>(y + (column.y + to)) = both;
-      }
-    }
-  };
-
-  /// `kAll`: all positions of the tile exist. Returns what is nan where a sum is not finite.
-  template <bool kAll>
-  CUTLASS_DEVICE static float store(ProductParams const& p, Places const& places, Column const& c, int lane,
-                                    Sums& sums) {
-    EpilogueParams const& e = p.epilogue;
-    Outputs const outputs(p, places, c, lane);
-    if (!is_linear(e.activation)) return store_any<kAll>(e, outputs, sums);
-    // Eights of positions whose add is on its way together: as many as registers allow.
-    constexpr int kBatch = kAll ? (kWide ? 2 : 4) : (kWide ? 1 : 2);
-    auto const activation = [&](float t) { return LinearTail::apply(e, t); };
-    float look = 0.f;
-    Pair add[2][2 * kBatch] = {};  // of a batch, and of the next
-    outputs.template load_add<kAll, kBatch>(0, add[0]);
-    CUTLASS_PRAGMA_UNROLL
-    for (int batch = 0; batch < kRegisters / 4; batch += kBatch) {
-      asm volatile("" ::: "memory");  // no batch before its turn: registers are scarce
-      if (batch + kBatch < kRegisters / 4) {
-        outputs.template load_add<kAll, kBatch>(batch + kBatch, add[(batch / kBatch + 1) % 2]);
-      }
-      outputs.template store<kAll, kBatch>(batch, sums + batch * 4, add[batch / kBatch % 2], activation, look);
-    }
-    return look;
-  }
-
-  /// In a loop for each activation, for the cache of instructions: it is always the first sums' turn.
-  template <bool kAll>
-  CUTLASS_DEVICE static float store_any(EpilogueParams const& e, Outputs const& outputs, Sums& sums) {
-    constexpr int kBatch = kWide ? 1 : 2;
-    float look = 0.f;
-    with_activation(e.activation, [&](auto function) {
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int batch = 0; batch < kRegisters / 4; batch += kBatch) {
-        Pair add[2 * kBatch] = {};
-        outputs.template load_add<kAll, kBatch>(batch, add);
-        outputs.template store<kAll, kBatch>(
-            batch, sums, add, [&](float t) { return function(t, e.negative_slope); }, look);
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kRegisters - 4 * kBatch; ++i) sums[i] = sums[i + 4 * kBatch];
-      }
-    });
-    return look;
-  }
-
   /// Every nan among the outputs of this thread, by the definition (cold_path.hpp).
-  __device__ __noinline__ static void recompute(ProductParams const& p, int number, int column, int lane) {
+  __device__ __noinline__ static void recompute(ProductParams const& p, int number, int column, int lane, int begin) {
     typename Walk::Tile const of = Walk::tile(p, number);
     int const first = Walk::find_column(p, column).channel;
 #pragma unroll 1
-    for (int i = 0; i < kPositions / 4; ++i) {
+    for (int i = begin * 2; i < begin * 2 + kPositions / 4 / kBlocks; ++i) {
       Place const v = Walk::find_output(p, of, i / 2 * 8 + lane % 4 * 2 + i % 2, column);
       if (v.n < 0) continue;
 #pragma unroll 1
@@ -385,8 +270,9 @@ struct Kernel {
     }
   }
 
-  /// A warpgroup of consumers: products and outputs of its columns of every tile.
-  CUTLASS_DEVICE static void compute_all(ProductParams const& p, Shared& shared, uint32_t first_stage, int warpgroup) {
+  /// A warpgroup of consumers: products and outputs of its columns of every tile. `room` is for a cluster's sums.
+  CUTLASS_DEVICE static void compute_all(ProductParams const& p, Shared& shared, uint32_t first_stage, int warpgroup,
+                                         unsigned char* room) {
     Cursor at;
     Places& places = shared.places[warpgroup];
 #pragma unroll 1
@@ -394,23 +280,40 @@ struct Kernel {
       cutlass::arch::NamedBarrier::sync(128, static_cast<uint32_t>(warpgroup));  // all are done with the last tile's
       typename Walk::Tile const started = Walk::tile(p, at.tile());
       find_places(p, places, started, warpgroup);
-      int const steps = Walk::steps(p, started);
+      int steps = Walk::steps(p, started);
+      if constexpr (kBlocks > 1) {
+        int const rank = Cluster<kBlocks>::rank();
+        steps = Cluster<kBlocks>::first_step(steps, rank + 1) - Cluster<kBlocks>::first_step(steps, rank);
+      }
       cutlass::arch::NamedBarrier::sync(128, static_cast<uint32_t>(warpgroup));
 
       Sums sums = {};
       multiply_tile(p, shared, first_stage, warpgroup, steps, at, sums);
-      // Nothing of what follows is worked out before the products: registers are scarce.
-      int now = static_cast<int>(threadIdx.x), number = at.tile();
-      asm volatile("" : "+r"(now), "+r"(number));
-      typename Walk::Tile const of = Walk::tile(p, number);
-      int const now_lane = now % 32,
-                column = of.column + now / 128 * kColumns + first_column(sizeof(T), now / 32 % 4, now_lane);
-      if (column >= Walk::columns(p)) continue;  // the same for a warp: columns come in whole accesses of 128 bytes
-      Column const c = Walk::find_column(p, column);
-      float const look = Walk::is_whole(p, of) ? store<true>(p, places, c, now_lane, sums)
-                                               : store<false>(p, places, c, now_lane, sums);
-      if (look != look) recompute(p, number, column, now_lane);
+      if constexpr (kBlocks > 1) {
+        float own[Cluster<kBlocks>::kOwn];
+        Cluster<kBlocks>::exchange(sums, own, room, shared.received);
+        put_out(p, places, at.tile(), Cluster<kBlocks>::rank() * (Cluster<kBlocks>::kOwn / 4), own);
+      } else {
+        put_out(p, places, at.tile(), 0, sums);
+      }
     }
+  }
+
+  /// Outputs of a thread's sums, which are of eights of positions from number `begin` on.
+  template <int kCount>
+  CUTLASS_DEVICE static void put_out(ProductParams const& p, Places const& places, int tile, int begin,
+                                     float (&sums)[kCount]) {
+    // Nothing of what follows is worked out before the products: registers are scarce.
+    int now = static_cast<int>(threadIdx.x), number = tile;
+    asm volatile("" : "+r"(now), "+r"(number));
+    typename Walk::Tile const of = Walk::tile(p, number);
+    int const lane = now % 32, column = of.column + now / 128 * kColumns + first_column(sizeof(T), now / 32 % 4, lane);
+    if (column >= Walk::columns(p)) return;  // the same for a warp: columns come in whole accesses of 128 bytes
+    Column const c = Walk::find_column(p, column);
+    float const look = Walk::is_whole(p, of)
+                           ? Outlet<T>::template store<true, kCount>(p, places, c, lane, begin, sums)
+                           : Outlet<T>::template store<false, kCount>(p, places, c, lane, begin, sums);
+    if (look != look) recompute(p, number, column, lane, begin);
   }
 
   CUTLASS_DEVICE static void run(ProductParams const& p) {
@@ -427,18 +330,25 @@ struct Kernel {
         shared.full[slot].init(1);
         shared.empty[slot].init(static_cast<uint32_t>(p.warpgroups * 4));
       }
+      if constexpr (kBlocks > 1) Cluster<kBlocks>::init(shared.received);
       cutlass::arch::fence_barrier_init();
       of_x.load(p, shared, stages, p.stages);
     } else if (thread < computing) {
       Walk::clear_stages(p, stages, stage_bytes(p.warpgroups), computing);
     }
-    __syncthreads();
+    if constexpr (kBlocks > 1) {
+      __syncwarp();
+      cute::cluster_sync();
+    } else {
+      __syncthreads();
+    }
     if (warpgroup < p.warpgroups) {
-      cutlass::arch::warpgroup_reg_alloc<kComputingRegisters>();
-      compute_all(p, shared, cute::cast_smem_ptr_to_uint(stages), warpgroup);
+      if constexpr (kBlocks == 1) cutlass::arch::warpgroup_reg_alloc<kComputingRegisters>();
+      compute_all(p, shared, cute::cast_smem_ptr_to_uint(stages), warpgroup,
+                  stages + p.stages * stage_bytes(p.warpgroups));
       return;
     }
-    cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
+    if constexpr (kBlocks == 1) cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
     if (thread == computing) {
       of_x.load(p, shared, stages, INT_MAX);
     } else if (thread == computing + 32) {
@@ -448,9 +358,10 @@ struct Kernel {
 };
 
 /// One warpgroup more than have columns: the last one brings in operands.
-template <class T, template <class> class Walk>
-__global__ void __launch_bounds__((kMostWarpgroups + 1) * 128, 1) kernel(__grid_constant__ ProductParams const params) {
-  Kernel<T, Walk<T>>::run(params);
+template <class T, template <class> class Walk, int kBlocks>
+__global__ void __launch_bounds__((kBlocks > 1 ? 2 : kMostWarpgroups + 1) * 128, 1)
+    kernel(__grid_constant__ ProductParams const params) {
+  Kernel<T, Walk<T>, kBlocks>::run(params);
 }
 
 }  // namespace convt3d::sm90::product

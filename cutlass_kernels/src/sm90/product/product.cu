@@ -115,23 +115,33 @@ bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, i
   return true;
 }
 
-template <class T, template <class> class Walk>
+template <class T, template <class> class Walk, int kBlocks>
 cudaError_t launch_kernel(ProductParams const& k, int blocks, cudaStream_t stream) {
-  using Of = Kernel<T, Walk<T>>;
+  using Of = Kernel<T, Walk<T>, kBlocks>;
+  auto* const function = kernel<T, Walk, kBlocks>;
   cudaError_t const error =
-      cudaFuncSetAttribute(kernel<T, Walk>, cudaFuncAttributeMaxDynamicSharedMemorySize, Of::kSharedBytes);
+      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Of::kSharedBytes);
   if (error != cudaSuccess) return error;
-  size_t const bytes = static_cast<size_t>(k.stages) * stage_bytes(k.warpgroups) + sizeof(typename Of::Shared) +
-                       1024;  // the last to align the stages
-  kernel<T, Walk><<<static_cast<unsigned>(blocks), static_cast<unsigned>((k.warpgroups + 1) * 128), bytes, stream>>>(k);
-  return cudaGetLastError();
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = kBlocks;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>((k.warpgroups + 1) * 128));
+  config.dynamicSmemBytes = static_cast<size_t>(k.stages) * stage_bytes(k.warpgroups) + sizeof(typename Of::Shared) +
+                            (kBlocks > 1 ? cluster_bytes(kBlocks) : 0) + 1024;  // the last to align the stages
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = kBlocks > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, function, k);
 }
 
-template <template <class> class Walk>
+template <template <class> class Walk, int kBlocks>
 cudaError_t launch_type(int32_t dtype, ProductParams const& k, int blocks, cudaStream_t stream) {
-  if (dtype == CONVT3D_F16) return launch_kernel<__half, Walk>(k, blocks, stream);
-  if (dtype == CONVT3D_BF16) return launch_kernel<__nv_bfloat16, Walk>(k, blocks, stream);
-  return launch_kernel<float, Walk>(k, blocks, stream);
+  if (dtype == CONVT3D_F16) return launch_kernel<__half, Walk, kBlocks>(k, blocks, stream);
+  if (dtype == CONVT3D_BF16) return launch_kernel<__nv_bfloat16, Walk, kBlocks>(k, blocks, stream);
+  return launch_kernel<float, Walk, kBlocks>(k, blocks, stream);
 }
 
 }  // namespace
@@ -146,9 +156,12 @@ cudaError_t launch(Problem const& p, convt3d_tensors const& tensors, int multipr
   }
   ProductParams k{};
   if (!fill_params(k, p, t, multiprocessors)) return cudaErrorInvalidValue;
-  int const blocks = cta_count(k.tiles, multiprocessors);
-  return takes_rows(p) ? launch_type<WalkRows>(p.dtype, k, blocks, stream)
-                       : launch_type<WalkBoxes>(p.dtype, k, blocks, stream);
+  int const of_cluster = cluster_blocks(p, k.tiles, k.warpgroups, cta_count(INT_MAX, multiprocessors));
+  int const blocks = of_cluster > 1 ? k.tiles * of_cluster : cta_count(k.tiles, multiprocessors);
+  if (takes_rows(p)) return launch_type<WalkRows, 1>(p.dtype, k, blocks, stream);
+  if (of_cluster == 4) return launch_type<WalkBoxes, 4>(p.dtype, k, blocks, stream);
+  if (of_cluster == 2) return launch_type<WalkBoxes, 2>(p.dtype, k, blocks, stream);
+  return launch_type<WalkBoxes, 1>(p.dtype, k, blocks, stream);
 }
 
 }  // namespace convt3d::sm90::product

@@ -62,6 +62,18 @@ struct WalkBoxes {
       tap[0] = tap[1] = tap[2] = channel = 0;
       find_tap(p);
     }
+    /// From the tile's first step to number `steps`.
+    CUTLASS_DEVICE void skip(ProductParams const& p, int steps) {
+      BoxClass const& c = p.boxes.cls[at.cls];
+      channel = steps % p.steps * kDepth;
+      int rest = steps / p.steps;
+      for (int axis = 2; axis > 0; --axis) {
+        tap[axis] = rest % c.taps[axis];
+        rest /= c.taps[axis];
+      }
+      tap[0] = rest;
+      find_tap(p);
+    }
     CUTLASS_DEVICE void find_tap(ProductParams const& p) {
       BoxClass const& c = p.boxes.cls[at.cls];
       int number = 0;
