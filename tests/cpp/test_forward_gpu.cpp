@@ -214,7 +214,6 @@ TEST_P(Forward, FewCtas) {
 // that weights in shared memory have, of either D parity, and several slabs of channels where sums are short
 // (docs/numerics.md).
 TEST_P(Forward, OperandsOfOneSign) {
-  Mode const mode = std::get<1>(GetParam());
   bool const sm80 = kernel() == CONVT3D_KERNEL_SM80;
   for (Layout layout : kLayouts) {
     run(test::reference_problem(1, layout), 1, test::one_sign_draw);
@@ -225,12 +224,10 @@ TEST_P(Forward, OperandsOfOneSign) {
       test::pack(p, layout);
       run(p, 2, test::one_sign_draw);
     }
-    if (mode.dtype == CONVT3D_F32) {
-      Problem p = test::cubic_problem(1, 256, 16, 4, 3, 2, 1, 1, layout);
-      p.in_size[1] = p.in_size[2] = 8;
-      test::pack(p, layout);
-      run(p, 3, test::one_sign_draw);
-    }
+    Problem p = test::cubic_problem(1, 256, 16, 4, 3, 2, 1, 1, layout);
+    p.in_size[1] = p.in_size[2] = 8;
+    test::pack(p, layout);
+    run(p, 3, test::one_sign_draw);
     if (sm80) {
       // Many short sums, in each width of tiles; products that fill no iteration of the mainloop.
       for (int64_t out : {16, 40, 72}) {

@@ -295,16 +295,9 @@ def test_report_29_integers_follow_eager() -> None:
         conv_transpose3d(x, x)
 
 
-# Tensor cores cut every sum off, and these keep no sums short: the share of the bound that they may use
+# Tensor cores cut every sum off, and this kernel keeps none short: the share of the bound that it may use
 # (docs/numerics.md, at its end).
-LONG_SUMS = {
-    ("sm90", "fp16", "long"): 15.0,
-    ("sm90", "bf16", "long"): 6.0,
-    ("sm90", "fp16", "longer"): 30.0,
-    ("sm90", "bf16", "longer"): 15.0,
-    ("sm80", "fp16", "joint"): 15.0,
-    ("sm80", "bf16", "joint"): 6.0,
-}
+LONG_SUMS = {("sm80", "fp16", "joint"): 15.0, ("sm80", "bf16", "joint"): 6.0}
 
 
 @own_families

@@ -102,13 +102,14 @@ struct Piece {
 };
 
 /// The pieces of one class, in the order in which they are multiplied: plane by plane, where a plane is that of a slab
-/// and D delta. Those of a plane come row by row; in tf32 mode, whose sums are of pieces in a row, those of a W parity
-/// together, and in turn the second parity or the first one begins, so that it goes on from plane to plane.
+/// and D delta. Those of a plane come with those of a W parity together, since sums are of pieces in a row, and in turn
+/// the second parity or the first one begins, so that it goes on from plane to plane; in ieee mode, whose sums are
+/// shorter, row by row.
 struct Program {
   Window depth, height, width[2];
   // tap = first - step * delta along D and H, and along W for each parity.
   int first[2], step[2], first_w[2], step_w;
-  bool parities_apart;  // in tf32 mode
+  bool parities_apart;  // but in ieee mode
 
   /// Of a plane.
   CONVT3D_HOST_DEVICE constexpr int pieces() const { return height.count * (width[0].count + width[1].count); }
@@ -150,7 +151,7 @@ constexpr Program program(Problem const& p, int cls) {
           {d.stride, h.stride},
           {tap_of_column(p, pair, 0, 0), tap_of_column(p, pair, 1, 0)},
           static_cast<int>(p.stride[2]),
-          uses_tf32(p)};
+          !uses_split(p)};
 }
 
 /// Pieces of a class, for all slabs. In memory they follow each other as they are multiplied.
@@ -175,20 +176,22 @@ constexpr ClassOrder class_order(Problem const& p) {
   return order;
 }
 
-/// In tf32 mode, pieces whose products may gather in one accumulator (docs/numerics.md): 128 products.
-constexpr int kPiecesOfShortSum = 4;
+/// Pieces whose products may gather in one accumulator (docs/numerics.md): 128 products in tf32 mode, 256 of fp16, 512
+/// of bf16. Parts (ieee mode) have a way of their own.
+constexpr int pieces_of_sum(bool is_bf16) { return is_bf16 ? 8 : 4; }
 
 /// How many pieces of a tile are multiplied into its sums, the first ones, before the others gather in sums of their
 /// own: until one of the W parities has as many as it may.
 constexpr int direct_pieces(Problem const& p, int cls) {
   Program const g = program(p, cls);
   int const planes = slab_count(p) * g.depth.count;
+  int const most = pieces_of_sum(p.dtype == CONVT3D_BF16);
   int taken[2] = {0, 0};
   for (int plane = 0; plane < planes; ++plane) {
     for (int side = 0; side < 2; ++side) {
       int const parity = Program::first_parity(plane + side);
       int const count = g.height.count * g.width[parity].count;
-      int const room = kPiecesOfShortSum - taken[parity];
+      int const room = most - taken[parity];
       taken[parity] += count < room ? count : room;
       if (count > room) return taken[0] + taken[1];
     }

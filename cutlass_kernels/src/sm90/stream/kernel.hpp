@@ -29,14 +29,14 @@ struct Kernel {
   // Two warpgroups, for setmaxnreg. One in ieee mode, whose consumers hold half as many sums again.
   static constexpr int kFeedingWarps = kSplit ? 4 : 8;
   static constexpr int kThreads = kGroups * 128 + kFeedingWarps * 32;
-  static constexpr int kConsumerRegisters = kSplit ? 232 : Mainloop::kShortSums ? 216 : 208;
-  static constexpr int kFeedingRegisters = kSplit || Mainloop::kShortSums ? 40 : 48;
+  static constexpr int kConsumerRegisters = kSplit ? 232 : 216;
+  static constexpr int kFeedingRegisters = 40;
   static_assert(kFeedingWarps == 3 + Epilogue::kStores + Epilogue::kLoads);
   // They share what the kernel starts with: for each thread the largest multiple of 8 that fits.
   static_assert(128 * kGroups * kConsumerRegisters + 32 * kFeedingWarps * kFeedingRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads);
-  /// When consumers find out about their next item: in 16-bit types while the last products are under way; in ieee
-  /// mode, which waits for each of its sums, between both units of a warp, of which the second is often still on its
+  /// When consumers find out about their next item: in 16-bit types while products are under way; in ieee mode,
+  /// which waits for each of its sums, between both units of a warp, of which the second is often still on its
   /// way; otherwise behind everything, for registers are too few. Its number has been published by then: before the
   /// unit of this item that would find the ring full of those before it.
   enum class Look { kWithProducts, kBetweenUnits, kBehind };
@@ -45,9 +45,6 @@ struct Kernel {
                                 : kSplit         ? Look::kBetweenUnits
                                                  : Look::kBehind;
   static_assert(Epilogue::kPublishes < kSmallestRing);
-  /// Whether sums are set to zero first, which the products do by themselves: without it the compiler does not see that
-  /// nothing reads them meanwhile (C7514).
-  static constexpr bool kZeroes = Tail::kAny && sizeof(T) == 2;
   static constexpr int kScheduleReaders = kGroups * 4 + 2;  // warps: consumers, weights, x
 
   /// What the outputs of an item need from memory beside its products and add.
@@ -164,14 +161,11 @@ struct Kernel {
 
     while (next_number != TileScheduler::kEnd) {
       int const number = next_number;
-      Item const item = next;
+      // Worked out again where it would be kept beside the products: registers are scarce.
+      Item const item = kLook == Look::kWithProducts ? decode(params, number) : next;
       if constexpr (kLook == Look::kBehind && !kSplit) look_beside();
       Beside const beside = next_beside;
       typename Mainloop::Accumulators acc;
-      if constexpr (kZeroes) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 8 * kWidth; ++i) acc[i % 2][i / 2] = 0.f;
-      }
       Mainloop::mma(params, params.cls[item.cls], shared.mainloop, pieces, positions, at, group, lane, acc, [&] {
         if constexpr (kLook == Look::kWithProducts) {
           next_item();

@@ -36,9 +36,7 @@ struct StreamMainloop {
   static constexpr int kRegisters = 4 * kWidth;
   using Atom = StreamAtom<T, kWidth>;
   using Accumulators = float[2][kRegisters];  // W parity
-  // Tensor cores cut off what lies below a sum's largest term. Where results are rounded to 16 bits, what a long sum
-  // loses is far below that, and short ones would take 8 to 14 % longer (docs/performance-log-streaming.md).
-  static constexpr bool kShortSums = std::is_same_v<T, float>;
+  static constexpr int kPiecesOfSum = pieces_of_sum(std::is_same_v<T, __nv_bfloat16>);
 
   struct SharedStorage {
     TransactionBarrier full[kMaxStages];  // slabs
@@ -145,93 +143,19 @@ struct StreamMainloop {
     for (int i = 0; i < kRegisters; ++i) total[i] += sums[i];
   }
 
-  /// acc = the tile's sums for consumer group `group`. Its code is kept short, by loops that are not unrolled: in a
-  /// cache of instructions that does not hold it a group spends more time on a piece than the tensor cores do.
-  /// `meanwhile` is called once, with long sums while the last products are under way.
+  /// acc = the tile's sums for consumer group `group`. Tensor cores cut off what lies below a sum's largest term, so
+  /// few products may gather in one accumulator: those of kPiecesOfSum pieces. The first ones go to the tile's sums
+  /// (DeviceClass::direct). The others, in runs of one W parity, go to registers of their own, which are added to the
+  /// tile's with rounding to nearest. A group waits for every such sum, so they are few: the pieces come in an order
+  /// that makes runs long (Program).
+  ///
+  /// The code is kept short, by loops that are not unrolled: in a cache of instructions that does not hold it a group
+  /// spends more time on a piece than the tensor cores do. `meanwhile` is called once, while the last of the first
+  /// products are under way.
   template <class Meanwhile>
   CUTLASS_DEVICE static void mma(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared, uint64_t pieces,
                                  uint64_t positions, Position& at, int group, int lane, Accumulators& acc,
                                  Meanwhile&& meanwhile) {
-    if constexpr (kShortSums) {
-      mma_short_sums(p, cls, shared, pieces, positions, at, group, lane, acc);
-      meanwhile();
-    } else {
-      mma_long_sums(p, cls, shared, pieces, positions, at, group, lane, acc, meanwhile);
-    }
-  }
-
-  template <class Meanwhile>
-  CUTLASS_DEVICE static void mma_long_sums(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared,
-                                           uint64_t pieces, uint64_t positions, Position& at, int group, int lane,
-                                           Accumulators& acc, Meanwhile& meanwhile) {
-    uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
-    int used_slot = -1, used_stage = -1;  // to be handed back once the batch after it is under way
-    bool accumulate[2] = {false, false};
-
-    auto hand_back = [&] {
-      if (lane == 0) {
-        if (used_slot >= 0) shared.piece_empty[used_slot].arrive();
-        if (used_stage >= 0) shared.empty[used_stage].arrive();
-      }
-      used_stage = -1;
-    };
-    auto multiply = [&](float(&sums)[kRegisters], bool& started, uint64_t x) {
-      shared.piece_full[at.slot.slot].wait(at.slot.phase);
-      cute::warpgroup_arrive();
-      uint64_t const w = pieces + static_cast<uint32_t>(at.slot.slot) * (kPieceBytes >> 4);
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        fma(w + 2 * k, x + 2 * k, sums, started || k > 0, std::make_index_sequence<kRegisters>{});
-      }
-      started = true;
-      cute::warpgroup_commit_batch();
-      if (used_slot >= 0) cute::warpgroup_wait<1>();
-      hand_back();
-      used_slot = at.slot.slot;
-      at.slot.advance(1, p.slots);
-    };
-
-    fence(acc[0]);
-    fence(acc[1]);
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int slab = 0; slab < p.x.slabs; ++slab) {
-      // Planes of the slab: the first is group 0's alone, the last one group 1's.
-      if (group == 1) pass(p, shared, at.stage, lane);
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int d = 0; d < cls.depth_count; ++d) {
-        shared.full[at.stage.slot].wait(at.stage.phase);
-        uint64_t const x = positions + at.stage.slot * stage_units;
-        int piece = 0;
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (int h = 0; h < cls.height_count; ++h) {
-          CUTLASS_PRAGMA_NO_UNROLL
-          for (int w = 0; w < cls.width_count[0]; ++w, ++piece) {
-            multiply(acc[0], accumulate[0], x + static_cast<uint32_t>(cls.operand_offset[piece]));
-          }
-          CUTLASS_PRAGMA_NO_UNROLL
-          for (int w = 0; w < cls.width_count[1]; ++w, ++piece) {
-            multiply(acc[1], accumulate[1], x + static_cast<uint32_t>(cls.operand_offset[piece]));
-          }
-        }
-        used_stage = at.stage.slot;
-        at.stage.advance(1, p.x.stages);
-      }
-      if (group == 0) pass(p, shared, at.stage, lane);
-    }
-    meanwhile();
-    cute::warpgroup_wait<0>();
-    hand_back();
-    fence(acc[0]);
-    fence(acc[1]);
-  }
-
-  /// In tf32 mode few products may gather in one accumulator: those of kPiecesOfShortSum pieces. The first ones go to
-  /// the tile's sums (DeviceClass::direct). The others, in runs of one W parity, go to registers of their own, which
-  /// are added to the tile's with rounding to nearest. A group waits for every such sum, so they are few: the pieces
-  /// come in an order that makes runs long (Program).
-  CUTLASS_DEVICE static void mma_short_sums(StreamParams const& p, DeviceClass const& cls, SharedStorage& shared,
-                                            uint64_t pieces, uint64_t positions, Position& at, int group, int lane,
-                                            Accumulators& acc) {
     uint32_t const stage_units = static_cast<uint32_t>(p.x.stage_bytes) >> 4;
     int used_slot = -1, used_stage = -1;  // to be handed back once what was read there has been multiplied
     auto hand_back = [&] {
@@ -308,6 +232,7 @@ struct StreamMainloop {
       left -= count;
       direct -= count;
     }
+    meanwhile();
     cute::warpgroup_wait<0>();
     hand_back();
     fence(acc[0]);
@@ -319,7 +244,7 @@ struct StreamMainloop {
     for (int i = 0; i < kRegisters; ++i) sums[i] = acc[0][i];
     CUTLASS_PRAGMA_NO_UNROLL
     while (next_run()) {
-      int const count = min(left, kPiecesOfShortSum);
+      int const count = min(left, kPiecesOfSum);
       fence(sums);
       CUTLASS_PRAGMA_NO_UNROLL
       for (int i = 0; i < count; ++i) multiply(sums, i > 0);

@@ -15,7 +15,7 @@ namespace convt3d::sm90::stream {
 struct DeviceClass {
   int32_t first_piece;  // in the channel tile
   int32_t depth_lo, depth_count, height_count, width_count[2];
-  int32_t direct;                      // pieces of a tile that are multiplied into its sums, in tf32 mode
+  int32_t direct;                      // pieces of a tile that are multiplied into its sums
   float factor[2];                     // of the sums of each W parity (sums.hpp)
   int16_t operand_offset[kMaxPieces];  // of each piece of a slab, in 16-byte units
 };
