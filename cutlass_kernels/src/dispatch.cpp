@@ -71,13 +71,18 @@ Status choose_fastest(FamilyList families, Problem const& problem, convt3d_devic
     Problem const part = part_of(*family, problem, device);
     if (family->supported(part, device, one_reason) == CONVT3D_OK) {
       if (*chosen == nullptr) *chosen = family;
-      if (family->worthwhile != nullptr && !family->worthwhile(part, device)) continue;
-      *chosen = family;
-      return CONVT3D_OK;
+      if (family->worthwhile == nullptr || family->worthwhile(part, device)) {
+        *chosen = family;
+        return CONVT3D_OK;
+      }
+      if (problem.groups == 1 && family == *(families.end() - 1)) {
+        return message.fail(CONVT3D_NOT_SUPPORTED,
+                            "ATen computes such long sums faster; asked for by name, a kernel takes them");
+      }
     }
     all_reasons.append("%s%s", reasons[0] == '\0' ? "" : "; ", reason);
   }
-  if (*chosen != nullptr) return CONVT3D_OK;  // none is worthwhile: the first
+  if (*chosen != nullptr) return CONVT3D_OK;  // the families after it do not take the problem
   if (families.count == 0) {
     return message.fail(CONVT3D_NOT_SUPPORTED, "no kernel is compiled into this library");
   }

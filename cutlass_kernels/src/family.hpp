@@ -30,8 +30,8 @@ struct Family {
   Status (*run)(Problem const& problem, convt3d_plan const& plan, convt3d_tensors const& tensors, void* stream,
                 Message& message);
 
-  /// Whether a supported problem is likely to run faster here than in the families after it, or, with groups, than in
-  /// ATen. Null: always.
+  /// Whether a supported problem is likely to run faster here than in the families after it, or, of the last one and
+  /// with groups, than in ATen. Null: always.
   bool (*worthwhile)(Problem const& problem, convt3d_device const& device) = nullptr;
 };
 

@@ -84,6 +84,12 @@ DEPTHWISE: dict[str, Any] = {
 }  # fmt: skip
 
 
+LONG_SUMS: dict[str, Any] = {
+    "batch": 2, "cin": 256, "cout": 256, "size": (8, 8, 8), "stride": (1, 1, 1), "output_padding": (0, 0, 0),
+    "precision": "ieee",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "reasons"),
     [
@@ -99,8 +105,12 @@ DEPTHWISE: dict[str, Any] = {
             DEPTHWISE | {"size": (48, 48, 48)},
             {"sm90": "groups is 64", "sm80": "ATen computes such groups faster"},
         ),
+        (
+            LONG_SUMS,
+            dict.fromkeys(("sm90", "sm80"), "ATen computes such long sums faster"),
+        ),
     ],
-    ids=["groups", "double", "complex", "empty", "stride", "large depthwise"],
+    ids=["groups", "double", "complex", "empty", "stride", "large depthwise", "long sums"],
 )
 def test_why_no_kernel_takes_a_call(changes: dict[str, Any], reasons: dict[str, str], library: None) -> None:
     case = replace(REFERENCE, **changes)
@@ -128,6 +138,22 @@ def test_depthwise_problems_that_are_not_left_to_aten(
         assert case.explain(case.make("meta")).path == "sm80", changes
     force_kernel("sm80")
     assert large.explain(large.make("meta")).path == "sm80"
+
+
+def test_long_sums_that_are_not_left_to_aten(library: None, force_kernel: Callable[[str], None]) -> None:
+    """Other types and precisions, strides, few channels; and where the kernel is asked for."""
+    long = replace(REFERENCE, **LONG_SUMS)
+    others: tuple[dict[str, Any], ...] = (
+        {"precision": "tf32"},
+        {"dtype": torch.float16},
+        {"stride": (1, 1, 2)},
+        {"cin": 16},
+    )
+    for changes in others:
+        case = replace(long, **changes)
+        assert case.explain(case.make("meta")).path in ("sm80", "sm90"), changes
+    force_kernel("sm80")
+    assert long.explain(long.make("meta")).path == "sm80"
 
 
 def test_each_faster_path_has_its_reason(library: None) -> None:

@@ -8,6 +8,7 @@
 #include "sm80/columns/geometry.hpp"
 #include "sm80/columns/instances.hpp"
 #include "sm80/conditional.hpp"
+#include "sm80/estimate.hpp"
 #include "sm80/grouped/grouped.hpp"
 #include "sm80/joint/geometry.hpp"
 #include "sm80/operands.hpp"
@@ -141,7 +142,8 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors
 
 // PyTorch's own convolution, with the rest in place behind it, takes 0.7 of the time for depthwise sums of fp32 along
 // rows (docs/performance-log.md), where the GPU's time is longer than the host's.
-bool worthwhile(Problem const& p, convt3d_device const&) {
+bool worthwhile(Problem const& p, convt3d_device const& device) {
+  if (p.groups == 1) return !pytorch_is_faster(p, device.multiprocessors);
   bool const unit_stride = p.stride[0] == 1 && p.stride[1] == 1 && p.stride[2] == 1;
   bool const depthwise = p.groups > 1 && p.groups == p.in_channels;
   return !depthwise || !unit_stride || p.dtype != CONVT3D_F32 || grouped::lanes_are_channels(p) ||
