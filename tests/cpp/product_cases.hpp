@@ -58,6 +58,28 @@ class ProductCases : public KernelCases<sm90::product::wherever_possible, CONVT3
     }
   }
 
+  /// With x and the weight in other layouts, or aligned to nothing, which are copied.
+  void run_copied_operands(Problem const& problem, uint64_t seed, float (*draw)(Random&) = uniform_draw) {
+    for (int which = 0; which < 4; ++which) {
+      Problem p = problem;
+      if (which % 2 == 0) pack(x_shape(p), Layout::kNcdhw, p.x_stride);
+      if (which / 2 == 0) pack(weight_shape(p), Layout::kNcdhw, p.weight_stride);
+      if (which == 3) p.x_alignment = element_bytes(typed(p));
+      run(p, seed, draw);
+    }
+  }
+
+  /// With channels of y or add apart, or aligned to nothing.
+  void run_channels_apart(Problem const& problem, uint64_t seed, float (*draw)(Random&) = uniform_draw) {
+    for (int which = 0; which < 4; ++which) {
+      Problem p = problem;
+      if (which % 2 == 0) pack(y_shape(p), Layout::kNcdhw, p.y_stride);
+      if (which / 2 == 0) pack(y_shape(p), Layout::kNcdhw, p.add_stride);
+      if (which == 3) p.y_alignment = p.add_alignment = element_bytes(typed(p));
+      run(p, seed, draw);
+    }
+  }
+
   void run_nonfinite_values(Problem p) {
     for (uint64_t seed = 0; seed < 3; ++seed) run(p, seed, nonfinite_draw);
     run(p, 3, uniform_draw, nonfinite_draw);

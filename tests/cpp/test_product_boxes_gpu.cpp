@@ -20,7 +20,10 @@ Problem problem(Geometry const& g) {
 
 class ProductBoxes : public test::ProductCases {
  protected:
-  bool takes(Problem const& p) const override { return !sm90::product::takes_rows(p) && sm90::product::takes_boxes(p); }
+  bool takes(Problem const& p) const override {
+    sm90::product::Operands const of = sm90::product::operands(p);
+    return !of.in_rows() && of.in_boxes();
+  }
 };
 
 // Boxes that are whole, that end outside the outputs along each axis, that have fewer rows than a tile, and that hold
@@ -94,6 +97,55 @@ TEST_P(ProductBoxes, Clusters) {
       run(p, static_cast<uint64_t>(activation));
     }
   }
+}
+
+// Input channels off the copy engine's steps, too.
+TEST_P(ProductBoxes, OtherLayouts) {
+  for (Geometry const& g : {Geometry{4, 16, 64, {4, 4, 4}},
+                            {2, 37, 128, {3, 5, 7}},
+                            {1, 24, 320, {5, 4, 3}, {4, 4, 4}, {2, 2, 2}, {1, 1, 1}, {0, 0, 0}},
+                            {2, 5, 64, {5, 6, 4}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}},
+                            {1, 200, 64, {3, 4, 5}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}},  // by clusters
+                            {2, 136, 192, {4, 4, 4}}}) {
+    Problem const last = problem(g);
+    run_copied_operands(last, static_cast<uint64_t>(g.in));
+    run_copied_operands(last, static_cast<uint64_t>(g.in), test::nonfinite_draw);
+    Problem first = last;
+    test::pack(first, test::Layout::kNcdhw);
+    test::pack(weight_shape(first), test::Layout::kNcdhw, first.weight_stride);
+    run(first, static_cast<uint64_t>(g.in));
+    if (g.in % 8 == 0) {
+      run_channels_apart(last, static_cast<uint64_t>(g.in));
+      run_channels_apart(last, static_cast<uint64_t>(g.in), test::nonfinite_draw);
+    }
+  }
+  // Output channels that do not fill a tap's columns, and a warp's.
+  for (int64_t out : {1, 2, 5, 24, 31, 48, 96, 130}) {
+    Problem const last = problem({2, 40, out, {3, 4, 5}});
+    run(last, static_cast<uint64_t>(out));
+    run(last, static_cast<uint64_t>(out), test::nonfinite_draw);
+    Problem first = last;
+    test::pack(first, test::Layout::kNcdhw);
+    run(first, static_cast<uint64_t>(out));
+    run(problem({1, 264, out, {3, 3, 3}}), static_cast<uint64_t>(out));  // by clusters
+  }
+  for (int64_t of_sample : {0, 64}) {
+    Problem p = problem({3, 40, 64, {2, 4, 3}});
+    test::pack(p, test::Layout::kNcdhw);
+    for (int64_t& stride : p.add_stride) stride = 0;
+    p.add_stride[0] = of_sample;
+    p.add_stride[1] = 1;
+    run(p, 11);
+    p.add_stride[1] = 0;
+    run(p, 12);
+  }
+}
+
+TEST_P(ProductBoxes, TailsInOtherLayouts) {
+  Problem whole = problem({2, 16, 64, {4, 4, 4}}), odd = problem({2, 136, 64, {4, 4, 3}});
+  test::pack(whole, test::Layout::kNcdhw);
+  test::pack(odd, test::Layout::kNcdhw);
+  run_tails(whole, odd);
 }
 
 // Of whole tiles, and of none.

@@ -57,6 +57,17 @@ TEST_P(Product, TilesOneAfterTheOther) {
   run(problem({3, 16, 96, {10, 12, 12}, kHalves}), 4);
 }
 
+TEST_P(Product, CopiedOperands) {
+  for (Geometry const& g : {Geometry{1, 32, 16, {4, 4, 4}, kHalves},
+                            {3, 37, 24, {2, 4, 3}, kHalves},
+                            {2, 72, 48, {4, 8, 8}, kHalves},
+                            {5, 16, 32, {4, 6, 2}, {1, 2, 2}},
+                            {2, 48, 16, {3, 5, 2}, {2, 4, 4}}}) {
+    run_copied_operands(problem(g), static_cast<uint64_t>(g.in));
+    run_copied_operands(problem(g), static_cast<uint64_t>(g.in), test::nonfinite_draw);
+  }
+}
+
 // Of whole tiles, and of none.
 TEST_P(Product, Tails) {
   run_tails(problem({2, 40, 16, {3, 4, 32}, kHalves}), problem({2, 40, 16, {3, 4, 5}, kHalves}));

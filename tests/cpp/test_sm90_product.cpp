@@ -29,6 +29,9 @@ Problem k3(int batch, int in, int out, std::vector<int> size, convt3d_dtype dtyp
   return channels_last(make(batch, in, out, size, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, dtype, true));
 }
 
+/// Whether x and the weight are read as they lie.
+bool reads_in_place(Problem const& p) { return takes_rows(p) || takes_boxes(p, p.out_channels); }
+
 /// That two lanes, of the columns of their two rows, have two neighbouring ones each after their exchange, the first of
 /// which first_column() tells.
 void expect_neighbours(int element, int warp, int const (&columns)[32][2]) {
@@ -40,7 +43,7 @@ void expect_neighbours(int element, int warp, int const (&columns)[32][2]) {
   }
 }
 
-TEST(Product, TakesPatchesInChannelsLast) {
+TEST(Product, TakesPatches) {
   for (convt3d_dtype dtype : {CONVT3D_F32, CONVT3D_F16, CONVT3D_BF16})
     EXPECT_TRUE(takes(halves(2, 320, 320, 8, dtype)));
   auto with = [](auto change) {
@@ -48,24 +51,38 @@ TEST(Product, TakesPatchesInChannelsLast) {
     change(p);
     return takes(p);
   };
+  auto in_place = [](auto change) {
+    Problem p = halves(2, 64, 32, 4);
+    change(p);
+    EXPECT_TRUE(takes(p));
+    return reads_in_place(p);
+  };
+  auto in_pairs = [](auto change) {
+    Problem p = halves(2, 64, 32, 4);
+    change(p);
+    EXPECT_TRUE(takes(p) && reads_in_place(p));
+    EXPECT_EQ(takes_rows(p), has_pairs(p));
+    return has_pairs(p);
+  };
   EXPECT_TRUE(with([](Problem&) {}));
   EXPECT_TRUE(with([](Problem& p) { p.has_add = 0; }));
   EXPECT_TRUE(with([](Problem& p) { p.activation = CONVT3D_ACT_RELU; }));
   EXPECT_TRUE(with([](Problem& p) { p.activation = CONVT3D_ACT_GELU; }));
   EXPECT_FALSE(with([](Problem& p) { p.precision = CONVT3D_IEEE; }));
   EXPECT_FALSE(with([](Problem& p) { p.batch = 0; }));
-  EXPECT_FALSE(with([](Problem& p) { test::pack(weight_shape(p), Layout::kNcdhw, p.weight_stride); }));
-  EXPECT_FALSE(with([](Problem& p) { test::pack(x_shape(p), Layout::kNcdhw, p.x_stride); }));
-  EXPECT_FALSE(with([](Problem& p) { test::pack(y_shape(p), Layout::kNcdhw, p.y_stride); }));
-  EXPECT_FALSE(with([](Problem& p) { p.x_alignment = 8; }));
-  EXPECT_TRUE(with([](Problem& p) { p.y_alignment = 8; }));
-  EXPECT_FALSE(with([](Problem& p) { p.y_alignment = 4; }));
-  EXPECT_FALSE(with([](Problem& p) { p.add_alignment = 4; }));
-  EXPECT_FALSE(with([](Problem& p) { p.add_stride[1] = 0; }));
-  EXPECT_FALSE(with([](Problem& p) { p.x_stride[4] = 0; }));           // one voxel for all
+  EXPECT_TRUE(in_place([](Problem&) {}));
+  EXPECT_FALSE(in_place([](Problem& p) { test::pack(weight_shape(p), Layout::kNcdhw, p.weight_stride); }));
+  EXPECT_FALSE(in_place([](Problem& p) { test::pack(x_shape(p), Layout::kNcdhw, p.x_stride); }));
+  EXPECT_FALSE(in_place([](Problem& p) { p.x_alignment = 8; }));
+  EXPECT_FALSE(in_place([](Problem& p) { p.x_stride[4] = 0; }));  // one voxel for all
+  EXPECT_TRUE(in_pairs([](Problem&) {}));
+  EXPECT_FALSE(in_pairs([](Problem& p) { test::pack(y_shape(p), Layout::kNcdhw, p.y_stride); }));
+  EXPECT_TRUE(in_pairs([](Problem& p) { p.y_alignment = 8; }));
+  EXPECT_FALSE(in_pairs([](Problem& p) { p.y_alignment = 4; }));
+  EXPECT_FALSE(in_pairs([](Problem& p) { p.add_alignment = 4; }));
+  EXPECT_FALSE(in_pairs([](Problem& p) { p.add_stride[1] = 0; }));
   EXPECT_FALSE(with([](Problem& p) { p.y_stride[0] = kMostReach; }));  // offsets are of 32 bits
   EXPECT_TRUE(takes(halves(1, 64, 4, 4)));
-  EXPECT_FALSE(takes(halves(1, 64, 2, 4)));  // 64 bytes of columns: the copy engine's accesses have 128
 }
 
 // Padding, planes without a tap and a kernel larger than the stride are for boxes, whose columns are output channels.
@@ -77,7 +94,7 @@ TEST(Product, RowsOrBoxes) {
     change(p);
     p = channels_last(p);
     EXPECT_FALSE(takes_rows(p));
-    return takes_boxes(p);
+    return takes_boxes(p, p.out_channels);
   };
   EXPECT_TRUE(in_boxes([](Problem& p) { p.output_padding[1] = 1; }));
   EXPECT_TRUE(in_boxes([](Problem& p) { p.padding[0] = 1; }));
@@ -86,7 +103,7 @@ TEST(Product, RowsOrBoxes) {
   Problem other_rows = patch;
   other_rows.x_stride[3] += 64;
   EXPECT_FALSE(takes_rows(other_rows));
-  EXPECT_TRUE(takes_boxes(other_rows));
+  EXPECT_TRUE(takes_boxes(other_rows, 32));
   auto cubic = [](Problem& p, int kernel, int stride) {
     for (int axis = 0; axis < 3; ++axis) p.kernel[axis] = kernel, p.stride[axis] = stride;
   };
@@ -98,20 +115,73 @@ TEST(Product, RowsOrBoxes) {
     p.out_channels = 16;  // 64 bytes of columns
   }));
   Problem p = make(2, 64, 32, {4, 5, 6}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F32, true);
-  EXPECT_FALSE(takes(p));
+  EXPECT_FALSE(reads_in_place(p));
   p = channels_last(p);
-  EXPECT_TRUE(takes(p));
+  EXPECT_TRUE(reads_in_place(p));
   for (int axis : {0, 2, 3, 4}) {
     Problem other = p;
     other.x_stride[axis] += 2;  // 8 bytes
-    EXPECT_FALSE(takes(other));
+    EXPECT_FALSE(reads_in_place(other));
     other.x_stride[axis] = 0;
-    EXPECT_FALSE(takes(other));
+    EXPECT_FALSE(reads_in_place(other));
     other.x_stride[axis] = p.in_channels - 4;  // voxels that overlap
-    EXPECT_FALSE(takes(other));
+    EXPECT_FALSE(reads_in_place(other));
   }
   for (int axis : {0, 2, 3, 4}) p.x_stride[axis] *= 2;  // a slice of x
-  EXPECT_TRUE(takes(p));
+  EXPECT_TRUE(reads_in_place(p));
+}
+
+// What cannot be read as it lies is copied, channels last, and nothing else is; y and add stay where they are.
+TEST(Product, OperandsThatAreCopied) {
+  auto expect = [](Problem const& p, bool x, bool weight) {
+    Operands const of = operands(p);
+    EXPECT_TRUE(takes(p));
+    EXPECT_EQ(reads_in_place(of.p), !of.is_padded());
+    EXPECT_EQ(of.copies_x, x);
+    EXPECT_EQ(of.copies_weight, weight);
+    for (int axis = 0; axis < 5; ++axis) {
+      EXPECT_EQ(of.p.y_stride[axis], p.y_stride[axis]);
+      EXPECT_EQ(of.p.add_stride[axis], p.add_stride[axis]);
+      if (!x) {
+        EXPECT_EQ(of.p.x_stride[axis], p.x_stride[axis]);
+      }
+    }
+    return of;
+  };
+  for (bool rows : {true, false}) {
+    Problem const p = rows ? halves(2, 64, 32, 4) : k3(2, 64, 32, {4, 5, 6}, CONVT3D_F32);
+    Problem other = p;
+    expect(p, false, false);
+    test::pack(weight_shape(p), Layout::kNcdhw, other.weight_stride);
+    expect(other, false, true);
+    test::pack(other, Layout::kNcdhw);
+    expect(other, true, true);
+    test::pack(y_shape(p), Layout::kNdhwc, other.y_stride);
+    test::pack(y_shape(p), Layout::kNdhwc, other.add_stride);
+    EXPECT_EQ(takes_rows(expect(other, true, true).p), rows);
+    test::pack(weight_shape(p), Layout::kNdhwc, other.weight_stride);
+    expect(other, true, false);
+    EXPECT_EQ(workspace_bytes(p), size_t{64 * 32 * 4} * static_cast<size_t>(tap_count(p)));
+    EXPECT_EQ(workspace_bytes(other), workspace_bytes(p) + 4 * static_cast<size_t>(element_count(x_shape(p))));
+  }
+  // Channels that do not fill the copy engine's 16 bytes.
+  Problem p = k3(2, 6, 32, {4, 5, 6}, CONVT3D_F32);
+  Operands const of = expect(p, true, false);
+  EXPECT_EQ(of.p.x_stride[4], 8);
+  EXPECT_EQ(of.p.x_stride[0], 4 * 5 * 6 * 8);
+  EXPECT_EQ(workspace_bytes(p), size_t{8 * 27 * 32 * 4 + 2 * 4 * 5 * 6 * 8 * 4});
+  p.x_stride[0] = p.y_stride[0] = kMostReach;  // y's offsets are of 32 bits, x's are not
+  EXPECT_FALSE(takes(p));
+  // Columns for channels that there are not: the copy engine's accesses have 128 bytes.
+  for (int channels : {1, 2, 30, 33}) {
+    p = k3(2, 64, channels, {4, 5, 6}, CONVT3D_F32);
+    Operands const padded = expect(p, false, true);
+    EXPECT_EQ(padded.tap_columns, channels > 32 ? 64 : 32);
+    EXPECT_FALSE(padded.moves_pairs());
+    EXPECT_EQ(workspace_bytes(p), static_cast<size_t>(64 * 27 * padded.tap_columns * 4));
+  }
+  EXPECT_FALSE(expect(halves(1, 64, 2, 4), false, true).in_rows());
+  EXPECT_TRUE(expect(halves(1, 64, 4, 4), false, false).in_rows());
 }
 
 /// By looking at every box.
@@ -314,7 +384,12 @@ TEST(Product, WhereNoOtherKernelIs) {
   for (int axis = 0; axis < 3; ++axis) p.stride[axis] = 1;
   test::pack(p, Layout::kNdhwc);
   EXPECT_FALSE(has_usual_kernel(p, 132));
-  EXPECT_EQ(refusal(p), "sm90: shared memory left beside x and weights, in 8 KB is 3, the kernel takes at least 5");
+  Problem other = p;
+  other.in_channels = 1;
+  test::pack(other, Layout::kNdhwc);
+  EXPECT_EQ(refusal(other), "sm90: shared memory left beside x and weights, in 8 KB is 3, the kernel takes at least 5");
+  EXPECT_TRUE(chooses_product(p, 132));  // the weight is copied
+  EXPECT_EQ(refusal(p), "");
   p = channels_last(p);
   EXPECT_EQ(refusal(p), "");
   EXPECT_TRUE(chooses_product(p, 132));

@@ -95,6 +95,7 @@ ALONE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Te
 
 NARROW: dict[str, Any] = {"cin": 32, "cout": 40, "size": (4, 16, 16)}
 WIDE: dict[str, Any] = {"cin": 320, "cout": 64, "size": (4, 16, 16)}
+WIDE_AND_LARGE = WIDE | {"size": (8, 32, 32)}
 PATCH: dict[str, Any] = {
     "cin": 32,
     "cout": 16,
@@ -108,7 +109,7 @@ PRODUCT: dict[str, Any] = {"cin": 320, "cout": 320, "size": (8, 8, 8), "weight_c
 # Family and kernel, and a problem that it takes on an H200.
 FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "resident": ("sm90", "convt3d::sm90::kernel<", NARROW),
-    "streamed": ("sm90", "convt3d::sm90::stream::kernel<", WIDE),
+    "streamed": ("sm90", "convt3d::sm90::stream::kernel<", WIDE_AND_LARGE),
     "columns": ("sm80", "columns::gather_kernel<", NARROW),
     "joint": ("sm80", "joint::joint_kernel<", WIDE),
     "patch": ("sm80", "patch::patch_kernel<", {**PATCH, "kernel": (2, 4, 4), "stride": (2, 4, 4)}),

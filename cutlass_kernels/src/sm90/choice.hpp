@@ -99,8 +99,8 @@ inline bool product_is_best(Problem const& p, int multiprocessors) {
 /// Whether the product kernel computes a problem that the family takes. Planning a call and its launch ask this several
 /// times, and the estimates take a microsecond, so each thread keeps its last answer.
 inline bool chooses_product(Problem const& p, int multiprocessors) {
-  if (product::nowhere.load(std::memory_order_relaxed) || !product::takes(p)) return false;
-  if (product::wherever_possible.load(std::memory_order_relaxed)) return true;
+  if (product::nowhere.load(std::memory_order_relaxed)) return false;
+  if (product::wherever_possible.load(std::memory_order_relaxed)) return product::takes(p);
   struct Answer {
     Problem p{};
     int multiprocessors = 0;
@@ -109,7 +109,7 @@ inline bool chooses_product(Problem const& p, int multiprocessors) {
   thread_local Answer last;
   static_assert(sizeof(Problem) == 384);  // without bytes between members, which might differ
   if (multiprocessors != last.multiprocessors || std::memcmp(&p, &last.p, sizeof p) != 0) {
-    last = {p, multiprocessors, product_is_best(p, multiprocessors)};
+    last = {p, multiprocessors, product::takes(p) && product_is_best(p, multiprocessors)};
   }
   return last.chosen;
 }
@@ -157,17 +157,12 @@ inline bool worthwhile(Problem const& p, convt3d_device const& device) {
   if (streams_parts && (p.stride[1] > 2 || p.stride[2] > 2)) return false;
   if (!warps_pay(p)) return false;
   bool const product = chooses_product(p, device.multiprocessors);
-  if (product && !has_usual_kernel(p, device.multiprocessors)) {
-    // At stride 1, for which the sm80 family's estimate was not made, 2 to 5 times as fast, in all but one of 64
-    // problems measured (3^3 to 32^3, up to 60 GFLOP; 64 -> 64 from 64^3 1.4 times).
-    if (p.stride[0] * p.stride[1] * p.stride[2] == 1) return true;
-    if (wide_step) return false;  // not measured
-  }
+  if (product && wide_step && !has_usual_kernel(p, device.multiprocessors)) return false;  // not measured
   if (!wide_step) {
     double const sm80 = sm80::estimated_microseconds(p, device.multiprocessors);
     double const sm90 = product ? product::estimated_microseconds(p, device.multiprocessors)
                                 : estimated_microseconds(p, streams, device.multiprocessors);
-    if (sm80 < kSmall) return sm90 <= 1.05 * sm80;
+    if (product || sm80 < kSmall) return sm90 <= 1.05 * sm80;
   }
   return out[1] * out[2] * (streams_parts ? 2 : 4) > rows * columns;
 }

@@ -89,11 +89,11 @@ constexpr Classes classes_by_taps(Problem const& p) {
 }
 
 /// Whether the kernel takes a problem that the family takes in boxes, with a weight that starts at a multiple of 16
-/// bytes.
-constexpr bool takes_boxes(Problem const& p) {
+/// bytes, and has so many columns for each tap.
+constexpr bool takes_boxes(Problem const& p, int64_t tap_columns) {
   if (!has_fitting_tensors(p) || class_total(p) > kMostClasses) return false;
   int64_t const bytes = element_bytes(p);
-  if (p.out_channels * bytes % 128 != 0) return false;
+  if (tap_columns * bytes % 128 != 0) return false;
   Size5 const shape = x_shape(p);
   for (int axis : {0, 2, 3, 4}) {
     if (shape[axis] == 1) continue;

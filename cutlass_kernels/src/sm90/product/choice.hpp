@@ -5,17 +5,11 @@
 
 #include <atomic>
 
-#include "sm90/product/boxes.hpp"
-#include "sm90/product/rows.hpp"
+#include "sm90/product/operands.hpp"
 
 namespace convt3d::sm90::product {
 
-constexpr bool takes(Problem const& p) { return takes_rows(p) || takes_boxes(p); }
-
-/// Of a copy of the weight, where it does not start at a multiple of 16 bytes.
-constexpr size_t workspace_bytes(Problem const& p) {
-  return static_cast<size_t>(element_count(weight_shape(p)) * element_bytes(p));
-}
+// Of a problem with the operands that the kernel reads (operands.hpp):
 
 /// A tile is 128 positions by 64 columns for each warpgroup: of rows the columns of the weight, of boxes the output
 /// channels of one class.

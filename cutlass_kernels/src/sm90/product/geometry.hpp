@@ -70,12 +70,16 @@ constexpr int64_t reach(Size5 const& shape, int64_t const* stride) {
 /// What a problem must be for either way through x (rows.hpp, boxes.hpp).
 constexpr bool has_fitting_tensors(Problem const& p) {
   if (uses_ieee(p) || element_count(y_shape(p)) == 0) return false;
-  if (p.in_channels < 2 || p.out_channels < 2) return false;
+  if (p.in_channels < 2) return false;
   if (reach(y_shape(p), p.y_stride) > kMostReach) return false;
   if (p.has_add && reach(y_shape(p), effective_add_stride(p).v) > kMostReach) return false;
+  return is_ndhwc(weight_shape(p), p.weight_stride) && p.x_stride[1] == 1 && p.x_alignment >= 16;
+}
+
+/// Whether a thread's two columns, which are neighbouring channels, are neighbours in y and in add, too, which has to
+/// have them all. Elsewhere it moves them one by one.
+constexpr bool has_pairs(Problem const& p) {
   int const bytes = element_bytes(p);
-  if (!is_ndhwc(weight_shape(p), p.weight_stride) || p.x_stride[1] != 1 || p.x_alignment < 16) return false;
-  // A thread's columns are neighbouring channels: of y, and of add, which has to have them all.
   auto const pairs = [&](int64_t const* stride, int alignment) {
     return stride[1] == 1 && access_bytes(y_shape(p), stride, 1, alignment, bytes) >= 2 * bytes;
   };

@@ -34,8 +34,8 @@ template <>
 struct Of<__nv_bfloat16> : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::MN, Major::K> {};
 }  // namespace atom
 
-/// Thread blocks in a cluster of `kBlocks` have one tile.
-template <class T, class Walk, int kBlocks>
+/// Thread blocks in a cluster of `kBlocks` have one tile; `kApart`: channels are not neighbours in y and add.
+template <class T, class Walk, int kBlocks, bool kApart>
 struct Kernel {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kDepth = Walk::kDepth, kBoxColumns = Walk::kBoxColumns;
@@ -235,18 +235,28 @@ struct Kernel {
     }
   }
 
+  CUTLASS_DEVICE static Column find_column(ProductParams const& p, int column) {
+    Column c = Walk::find_column(p, column);
+    if constexpr (kApart) {
+      c.y += c.channel * (p.y_step[1] - 1);
+      c.add += c.channel * (p.add_step[1] - 1);
+    }
+    return c;
+  }
+
   // ---- outputs -----------------------------------------------------------------------------------------------------
 
   /// Every nan among the outputs of this thread, by the definition (cold_path.hpp).
   __device__ __noinline__ static void recompute(ProductParams const& p, int number, int column, int lane, int begin) {
     typename Walk::Tile const of = Walk::tile(p, number);
     int const first = Walk::find_column(p, column).channel;
+    int const end = kApart ? min(first + 2, p.channels) : first + 2;
 #pragma unroll 1
     for (int i = begin * 2; i < begin * 2 + kPositions / 4 / kBlocks; ++i) {
       Place const v = Walk::find_output(p, of, i / 2 * 8 + lane % 4 * 2 + i % 2, column);
       if (v.n < 0) continue;
 #pragma unroll 1
-      for (int channel = first; channel < first + 2; ++channel) {
+      for (int channel = first; channel < end; ++channel) {
         recompute_output<T>(p.mainloop, p.epilogue, p.cold, v.n, channel, v.at[0], v.at[1], v.at[2]);
       }
     }
@@ -262,11 +272,18 @@ struct Kernel {
     places.y[thread] = place.x;
     places.add[thread] = place.y;
     if (!p.cold.has_add || place.x < 0) return;
-    for (int i = 0; i < kColumns / kBoxColumns; ++i) {  // 128 bytes at a time
-      int const first = column + i * kBoxColumns;
-      if (first >= Walk::columns(p)) break;
-      T const* const from = static_cast<T const*>(p.epilogue.add) + place.y + Walk::find_column(p, first).add;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+    auto const* const add = static_cast<T const*>(p.epilogue.add) + place.y;
+    if constexpr (kApart) {  // eight threads have eight positions, which often are neighbours
+      for (int i = thread % 8; i < kColumns; i += 8) {
+        if (column + i >= p.channels) break;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(add + find_column(p, column + i).add));
+      }
+    } else {
+      for (int i = 0; i < kColumns / kBoxColumns; ++i) {  // 128 bytes at a time
+        int const first = column + i * kBoxColumns;
+        if (first >= Walk::columns(p)) break;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(add + find_column(p, first).add));
+      }
     }
   }
 
@@ -309,11 +326,13 @@ struct Kernel {
     typename Walk::Tile const of = Walk::tile(p, number);
     int const lane = now % 32, column = of.column + now / 128 * kColumns + first_column(sizeof(T), now / 32 % 4, lane);
     if (column >= Walk::columns(p)) return;  // the same for a warp: columns come in whole accesses of 128 bytes
-    Column const c = Walk::find_column(p, column);
+    // All lanes go on: they exchange sums.
+    int const there = kApart ? min(p.channels - column, 2) : 2;
+    Column const c = find_column(p, kApart ? min(column, p.channels - 1) : column);
     float const look = Walk::is_whole(p, of)
-                           ? Outlet<T>::template store<true, kCount>(p, places, c, lane, begin, sums)
-                           : Outlet<T>::template store<false, kCount>(p, places, c, lane, begin, sums);
-    if (look != look) recompute(p, number, column, lane, begin);
+                           ? Outlet<T, kApart>::template store<true, kCount>(p, places, c, there, lane, begin, sums)
+                           : Outlet<T, kApart>::template store<false, kCount>(p, places, c, there, lane, begin, sums);
+    if (there > 0 && look != look) recompute(p, number, column, lane, begin);
   }
 
   CUTLASS_DEVICE static void run(ProductParams const& p) {
@@ -358,10 +377,10 @@ struct Kernel {
 };
 
 /// One warpgroup more than have columns: the last one brings in operands.
-template <class T, template <class> class Walk, int kBlocks>
+template <class T, template <class> class Walk, int kBlocks, bool kApart>
 __global__ void __launch_bounds__((kBlocks > 1 ? 2 : kMostWarpgroups + 1) * 128, 1)
     kernel(__grid_constant__ ProductParams const params) {
-  Kernel<T, Walk<T>, kBlocks>::run(params);
+  Kernel<T, Walk<T>, kBlocks, kApart>::run(params);
 }
 
 }  // namespace convt3d::sm90::product

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The product kernel's outputs: a thread's sums are of two neighbouring channels after it has exchanged some with
-// another lane, and go to y with bias, add and activation, a pair of channels at a time.
+// another lane, and go to y with bias, add and activation, a pair of channels at a time, or one after the other where
+// channels are apart.
 #pragma once
 
 #include <type_traits>
@@ -19,7 +20,7 @@ struct alignas(8) Places {
   int32_t y[kPositions], add[kPositions];
 };
 
-template <class T>
+template <class T, bool kApart>
 struct Outlet {
   static constexpr bool kWide = sizeof(T) == 4;
 
@@ -41,23 +42,53 @@ struct Outlet {
     }
   }
 
+  /// Of two channels, the second one `step` elements from the first, of which there may be one alone.
+  CUTLASS_DEVICE static Pair load_pair(T const* from, int step, int there) {
+    if constexpr (!kApart) {
+      return *reinterpret_cast<Pair const*>(from);
+    } else if constexpr (kWide) {
+      return make_float2(from[0], there > 1 ? from[step] : 0.f);
+    } else {
+      auto const* const bits = reinterpret_cast<uint16_t const*>(from);
+      return bits[0] | (there > 1 ? static_cast<uint32_t>(bits[step]) << 16 : 0);
+    }
+  }
+  CUTLASS_DEVICE static void store_pair(T* to, int step, Pair v, int there) {
+    if constexpr (!kApart) {
+      *reinterpret_cast<Pair*>(to) = v;
+    } else if constexpr (kWide) {
+      to[0] = v.x;
+      if (there > 1) to[step] = v.y;
+    } else {
+      auto* const bits = reinterpret_cast<uint16_t*>(to);
+      bits[0] = static_cast<uint16_t>(v);
+      if (there > 1) bits[step] = static_cast<uint16_t>(v >> 16);
+    }
+  }
+
   /// Where a thread's outputs are: of its column pair, at positions 8 i + 2 (lane mod 4) and the one behind it, of
   /// eights of positions from number `begin` on.
   struct Outputs {
     ProductParams const& p;
     Places const& places;
     Column const& column;
-    int lane, begin;
+    int there, lane, begin;  // there: how many of the two channels
     float bias[2];
 
-    CUTLASS_DEVICE Outputs(ProductParams const& p, Places const& places, Column const& column, int lane, int begin)
-        : p(p), places(places), column(column), lane(lane), begin(begin), bias{} {
+    CUTLASS_DEVICE Outputs(ProductParams const& p, Places const& places, Column const& column, int there, int lane,
+                           int begin)
+        : p(p), places(places), column(column), there(there), lane(lane), begin(begin), bias{} {
       EpilogueParams const& e = p.epilogue;
       if (e.has_bias) {
         T const* const from = static_cast<T const*>(e.bias) + column.channel * e.bias_stride;
         bias[0] = Element<T>::to_float(from[0]);
-        bias[1] = Element<T>::to_float(from[e.bias_stride]);
+        bias[1] = Element<T>::to_float(from[!kApart || there > 1 ? e.bias_stride : 0]);
       }
+    }
+    /// Whether there is an output of this thread at a place.
+    template <bool kAll>
+    CUTLASS_DEVICE bool exists(int place) const {
+      return (kAll || place >= 0) && (!kApart || there > 0);
     }
     CUTLASS_DEVICE int2 two(int const* of, int i) const {
       return *reinterpret_cast<int2 const*>(of + (begin + i) * 8 + lane % 4 * 2);
@@ -70,8 +101,8 @@ struct Outlet {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kCount; ++i) {
         int2 const at = two(places.add, first + i), to = two(places.y, first + i);
-        if (kAll || to.x >= 0) v[2 * i] = *reinterpret_cast<Pair const*>(add + (column.add + at.x));
-        if (kAll || to.y >= 0) v[2 * i + 1] = *reinterpret_cast<Pair const*>(add + (column.add + at.y));
+        if (exists<kAll>(to.x)) v[2 * i] = Outlet::load_pair(add + (column.add + at.x), p.add_step[1], there);
+        if (exists<kAll>(to.y)) v[2 * i + 1] = Outlet::load_pair(add + (column.add + at.y), p.add_step[1], there);
       }
     }
     /// Stores these, whose sums are `sums`; what is nan where a sum is not finite goes into `look`.
@@ -96,7 +127,7 @@ struct Outlet {
         float2 const of_add = unpack(v[i]);
         Pair const both = pack(in_order(a + bias[0], of_add.x, e.add_after != 0, activation),
                                in_order(b + bias[1], of_add.y, e.add_after != 0, activation));
-        if (kAll || to >= 0) *reinterpret_cast<Pair*>(y + (column.y + to)) = both;
+        if (exists<kAll>(to)) Outlet::store_pair(y + (column.y + to), p.y_step[1], both, there);
       }
     }
   };
@@ -104,10 +135,10 @@ struct Outlet {
   /// Of eights of positions from number `begin` on; `kAll`: all positions of the tile exist. Returns what is nan where
   /// a sum is not finite.
   template <bool kAll, int kRegisters>
-  CUTLASS_DEVICE static float store(ProductParams const& p, Places const& places, Column const& c, int lane, int begin,
-                                    float (&sums)[kRegisters]) {
+  CUTLASS_DEVICE static float store(ProductParams const& p, Places const& places, Column const& c, int there, int lane,
+                                    int begin, float (&sums)[kRegisters]) {
     EpilogueParams const& e = p.epilogue;
-    Outputs const outputs(p, places, c, lane, begin);
+    Outputs const outputs(p, places, c, there, lane, begin);
     if (!is_linear(e.activation)) return store_any<kAll>(e, outputs, sums);
     // Eights of positions whose add is on its way together: as many as registers allow.
     constexpr int kBatch = kAll ? (kWide ? 2 : 4) : (kWide ? 1 : 2);

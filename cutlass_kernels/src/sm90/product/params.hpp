@@ -27,7 +27,8 @@ struct ProductParams {
   CUtensorMap x_map;              // over (input channels, positions); for boxes over (input channels, W, H, D, N)
   CUtensorMap weight_map;         // over (columns, input channels)
   int32_t positions;              // for boxes samples: the other sizes are the classes'
-  int32_t columns, steps, tiles;  // steps: of a tap
+  int32_t columns, steps, tiles;  // for boxes of a tap, as steps are
+  int32_t channels;               // output channels, of which boxes may have fewer than columns
   int32_t warpgroups, stages;
   cutlass::FastDivmod position_tiles, divide_channels;   // of a block, of a column
   cutlass::FastDivmod divide_w, divide_h, divide_d;      // of a position

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "sm80/operands.hpp"
 #include "sm90/launch.hpp"
 #include "sm90/most_ctas.hpp"
-#include "sm90/product/kernel.hpp"
+#include "sm90/product/launch.hpp"
 #include "sm90/product/product.hpp"
 #include "sm90/tensor_map.hpp"
 
@@ -68,10 +69,12 @@ void fill_boxes(ProductParams& k, Problem const& p, Tiling const& tiles) {
 
 /// Positions and columns, and how far apart they are in y and add: of rows the voxels of x, each with the stride's
 /// outputs; of boxes the outputs themselves, of which the samples are counted here and the rest in the classes.
-void fill_steps(ProductParams& k, Problem const& p) {
-  bool const rows = takes_rows(p);
+void fill_steps(ProductParams& k, Operands const& of) {
+  Problem const& p = of.p;
+  bool const rows = of.in_rows();
   k.positions = static_cast<int32_t>(rows ? positions(p) : p.batch);
-  k.columns = static_cast<int32_t>(rows ? weight_columns(p) : p.out_channels);
+  k.columns = static_cast<int32_t>(rows ? weight_columns(p) : of.tap_columns);
+  k.channels = static_cast<int32_t>(p.out_channels);
   k.divide_channels = divide(p.out_channels);
   k.divide_w = divide(p.in_size[2]);
   k.divide_h = divide(p.in_size[1]);
@@ -89,14 +92,16 @@ void fill_steps(ProductParams& k, Problem const& p) {
   }
 }
 
-bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, int multiprocessors) {
+/// All that depends on the operands as they are read.
+bool fill_params(ProductParams& k, Operands const& of, void const* x, void const* weight, int multiprocessors) {
+  Problem const& p = of.p;
   int const depth = kStepBytes / element_bytes(p);
-  int64_t const columns = weight_columns(p), channels = p.in_channels;
+  int64_t const columns = of.tap_columns * tap_count(p), channels = p.in_channels;
   Tiling const tiles = tiling(p);
   k.warpgroups = warpgroups(tiles, multiprocessors);
   // 128 bytes of a row of the weight, the columns of an access, are a dimension of their own.
-  if (!encode_x(k, p, t.x, tiles.boxes) ||
-      !encode<3>(&k.weight_map, p, t.weight, {depth, channels, columns / depth}, {columns, depth},
+  if (!encode_x(k, p, x, tiles.boxes) ||
+      !encode<3>(&k.weight_map, p, weight, {depth, channels, columns / depth}, {columns, depth},
                  {depth, depth, k.warpgroups * kColumns / depth})) {
     return false;
   }
@@ -104,64 +109,74 @@ bool fill_params(ProductParams& k, Problem const& p, convt3d_tensors const& t, i
   k.tiles = static_cast<int32_t>(tiles.tiles(k.warpgroups));
   k.stages = stages(k.warpgroups);
   k.position_tiles = divide(tiles.position_tiles);
-  fill_steps(k, p);
-  if (!takes_rows(p)) fill_boxes(k, p, tiles);
+  fill_steps(k, of);
+  if (!of.in_rows()) fill_boxes(k, p, tiles);
+  return true;
+}
+
+/// What else y is made of, and what a nan is computed again from: the tensors themselves.
+void fill_rest(ProductParams& k, Problem const& p, convt3d_tensors const& t) {
   k.mainloop.x = t.x;
   Size5 const x_stride = effective_stride(x_shape(p), p.x_stride);
   for (int axis = 0; axis < 5; ++axis) k.mainloop.x_stride[axis] = x_stride[axis];
   for (int axis = 0; axis < 3; ++axis) k.mainloop.in_size[axis] = static_cast<int32_t>(p.in_size[axis]);
   fill_epilogue(k.epilogue, p, t, 0);
   fill_cold(k.cold, p, t, nullptr);
-  return true;
 }
 
-template <class T, template <class> class Walk, int kBlocks>
-cudaError_t launch_kernel(ProductParams const& k, int blocks, cudaStream_t stream) {
-  using Of = Kernel<T, Walk<T>, kBlocks>;
-  auto* const function = kernel<T, Walk, kBlocks>;
-  cudaError_t const error =
-      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Of::kSharedBytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = kBlocks;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>((k.warpgroups + 1) * 128));
-  config.dynamicSmemBytes = static_cast<size_t>(k.stages) * stage_bytes(k.warpgroups) + sizeof(typename Of::Shared) +
-                            (kBlocks > 1 ? cluster_bytes(kBlocks) : 0) + 1024;  // the last to align the stages
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = kBlocks > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, function, k);
-}
-
-template <template <class> class Walk, int kBlocks>
-cudaError_t launch_type(int32_t dtype, ProductParams const& k, int blocks, cudaStream_t stream) {
-  if (dtype == CONVT3D_F16) return launch_kernel<__half, Walk, kBlocks>(k, blocks, stream);
-  if (dtype == CONVT3D_BF16) return launch_kernel<__nv_bfloat16, Walk, kBlocks>(k, blocks, stream);
-  return launch_kernel<float, Walk, kBlocks>(k, blocks, stream);
+/// x and the weight that the kernel reads: copies that are made here, in one launch, or the tensors themselves.
+cudaError_t copy_operands(Operands const& of, Problem const& p, convt3d_tensors const& t, void const*& x,
+                          void const*& weight, cudaStream_t stream) {
+  auto* const workspace = static_cast<unsigned char*>(t.workspace);
+  prepare::Params copies{};
+  copies.k_channels = static_cast<int32_t>(p.in_channels);
+  copies.k_channels_padded = static_cast<int32_t>(copied_channels(p));
+  if (of.copies_x) {
+    Size5 const shape = x_shape(p), stride = effective_stride(shape, p.x_stride);
+    x = copies.x_out = workspace + x_copy_offset(p);
+    copies.x_in = t.x;
+    for (int axis = 0; axis < 5; ++axis) {
+      copies.x_size[axis] = shape[axis];
+      copies.x_stride[axis] = stride[axis];
+    }
+    copies.x_flat_stride = sm80::flat_stride(p.in_size, stride.v + 2);
+  }
+  if (of.copies_weight) {
+    weight = copies.filter = workspace;
+    copies.weight = t.weight;
+    for (int axis = 0; axis < 5; ++axis) copies.weight_stride[axis] = p.weight_stride[axis];
+    copies.c_channels = static_cast<int32_t>(p.out_channels);
+    copies.c_channels_padded = static_cast<int32_t>(of.tap_columns);
+    copies.filter_size = copied_channels(p) * of.tap_columns * tap_count(p);
+    copies.class_count = 1;  // all taps, as they come
+    for (int axis = 0; axis < 3; ++axis) {
+      copies.classes[0].taps[axis] = static_cast<int32_t>(p.kernel[axis]);
+      copies.classes[0].tap_step[axis] = 1;
+    }
+  } else if (reinterpret_cast<uintptr_t>(t.weight) % 16 != 0) {  // the copy engine wants that; not known before
+    weight = workspace;
+    auto const bytes = static_cast<size_t>(element_count(weight_shape(p)) * element_bytes(p));
+    cudaError_t const error = cudaMemcpyAsync(workspace, t.weight, bytes, cudaMemcpyDeviceToDevice, stream);
+    if (error != cudaSuccess) return error;
+  }
+  // The copy engine rounds to TF32 on the way, as it does with the tensors themselves.
+  return prepare::launch(copies, element_bytes(p), false, stream);
 }
 
 }  // namespace
 
-cudaError_t launch(Problem const& p, convt3d_tensors const& tensors, int multiprocessors, cudaStream_t stream) {
-  convt3d_tensors t = tensors;
-  if (reinterpret_cast<uintptr_t>(t.weight) % 16 != 0) {  // the copy engine wants that; not known before
-    t.weight = t.workspace;
-    cudaError_t const error =
-        cudaMemcpyAsync(t.workspace, tensors.weight, workspace_bytes(p), cudaMemcpyDeviceToDevice, stream);
-    if (error != cudaSuccess) return error;
-  }
+cudaError_t launch(Problem const& p, convt3d_tensors const& t, int multiprocessors, cudaStream_t stream) {
+  Operands const of = operands(p);
+  void const *x = t.x, *weight = t.weight;
+  cudaError_t const error = copy_operands(of, p, t, x, weight, stream);
+  if (error != cudaSuccess) return error;
   ProductParams k{};
-  if (!fill_params(k, p, t, multiprocessors)) return cudaErrorInvalidValue;
-  int const of_cluster = cluster_blocks(p, k.tiles, k.warpgroups, cta_count(INT_MAX, multiprocessors));
-  int const blocks = of_cluster > 1 ? k.tiles * of_cluster : cta_count(k.tiles, multiprocessors);
-  if (takes_rows(p)) return launch_type<WalkRows, 1>(p.dtype, k, blocks, stream);
-  if (of_cluster == 4) return launch_type<WalkBoxes, 4>(p.dtype, k, blocks, stream);
-  if (of_cluster == 2) return launch_type<WalkBoxes, 2>(p.dtype, k, blocks, stream);
-  return launch_type<WalkBoxes, 1>(p.dtype, k, blocks, stream);
+  if (!fill_params(k, of, x, weight, multiprocessors)) return cudaErrorInvalidValue;
+  fill_rest(k, p, t);
+  Launch launch{p.dtype, of.in_rows(), 0, 0};
+  launch.of_cluster = cluster_blocks(of.p, k.tiles, k.warpgroups, cta_count(INT_MAX, multiprocessors));
+  launch.blocks = launch.of_cluster > 1 ? k.tiles * launch.of_cluster : cta_count(k.tiles, multiprocessors);
+  return of.moves_pairs() ? launch_pairs(launch, k, stream) : launch_apart(launch, k, stream);
 }
 
 }  // namespace convt3d::sm90::product

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernel reads: x and the weight as they lie, or copies in the workspace, channels last. Host code, tested on
+// the CPU.
+#pragma once
+
+#include "sm90/product/boxes.hpp"
+#include "sm90/product/rows.hpp"
+
+namespace convt3d::sm90::product {
+
+struct Operands {
+  Problem p;  // with the strides of what is read
+  bool copies_x, copies_weight;
+  int64_t tap_columns;  // of the weight, one for each output channel and in a copy some without one
+
+  constexpr bool in_rows() const { return takes_rows(p); }
+  constexpr bool in_boxes() const { return takes_boxes(p, tap_columns); }
+  constexpr bool is_padded() const { return tap_columns != p.out_channels; }
+  /// Whether a thread moves pairs of channels (has_pairs).
+  constexpr bool moves_pairs() const { return has_pairs(p) && !is_padded(); }
+};
+
+/// Packed channels last, with room for `channels` in each voxel.
+constexpr void lay_out(Size5 const& shape, int64_t channels, int64_t (&stride)[5]) {
+  stride[1] = 1;
+  int64_t step = channels;
+  for (int axis : {4, 3, 2, 0}) {
+    stride[axis] = step;
+    step *= shape[axis];
+  }
+}
+
+/// Input channels of the copies: the copy engine steps by 16 bytes.
+constexpr int64_t copied_channels(Problem const& p) {
+  return ceil_div(p.in_channels * element_bytes(p), 16) * 16 / element_bytes(p);
+}
+
+/// Columns of a tap in the copy of the weight: whole accesses of 128 bytes.
+constexpr int64_t copied_columns(Problem const& p) {
+  return ceil_div(p.out_channels * element_bytes(p), 128) * 128 / element_bytes(p);
+}
+
+/// With as few copies as do, the weight's rather than that of x.
+constexpr Operands operands(Problem const& p) {
+  bool const large = element_count(x_shape(p)) > kMostReach || element_count(weight_shape(p)) > kMostReach;
+  for (int copies = 0; copies < (large ? 1 : 8); ++copies) {
+    Operands of{p, copies / 2 % 2 != 0, copies % 2 != 0, p.out_channels};
+    if (copies / 4 != 0) {
+      if (!of.copies_weight) continue;
+      of.tap_columns = copied_columns(p);
+    }
+    if (of.copies_weight) lay_out(weight_shape(p), p.out_channels, of.p.weight_stride);
+    if (of.copies_x) {
+      lay_out(x_shape(p), copied_channels(p), of.p.x_stride);
+      of.p.x_alignment = 16;
+    }
+    if (of.in_rows() || of.in_boxes()) return of;
+  }
+  return {p, false, false, p.out_channels};
+}
+
+constexpr bool takes(Problem const& p) {
+  Operands const of = operands(p);
+  return of.in_rows() || of.in_boxes();
+}
+
+/// The workspace: a copy of the weight, for one that does not start at a multiple of 16 bytes, too; behind it that of
+/// x.
+constexpr size_t weight_copy_bytes(Problem const& p) {
+  return static_cast<size_t>(copied_channels(p) * copied_columns(p) * tap_count(p) * element_bytes(p));
+}
+constexpr size_t x_copy_offset(Problem const& p) { return (weight_copy_bytes(p) + 127) / 128 * 128; }
+constexpr size_t workspace_bytes(Problem const& p) {
+  if (!operands(p).copies_x) return weight_copy_bytes(p);
+  int64_t const voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
+  return x_copy_offset(p) + static_cast<size_t>(voxels * copied_channels(p) * element_bytes(p));
+}
+
+}  // namespace convt3d::sm90::product
