@@ -43,7 +43,9 @@ constexpr int64_t copied_columns(Problem const& p) {
 
 /// With as few copies as do, the weight's rather than that of x.
 constexpr Operands operands(Problem const& p) {
-  bool const large = element_count(x_shape(p)) > kMostReach || element_count(weight_shape(p)) > kMostReach;
+  int64_t const of_weight = copied_channels(p) * copied_columns(p) * tap_count(p);
+  bool const large =
+      element_count(x_shape(p)) > kMostReach || of_weight > kMostReach;  // the pre-pass counts in 32 bits
   for (int copies = 0; copies < (large ? 1 : 8); ++copies) {
     Operands of{p, copies / 2 % 2 != 0, copies % 2 != 0, p.out_channels};
     if (copies / 4 != 0) {
