@@ -176,7 +176,9 @@ TEST(Sm90Choice, OtherStridesStream) {
 }
 
 TEST(Sm90Choice, MostlyEmptyTilesAreNotWorthwhile) {
-  auto from = [](int size) { return make(64, 256, 128, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16); };
+  auto from = [](int size) {
+    return make(64, 256, 128, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16);
+  };
   EXPECT_FALSE(worthwhile(from(4), kH200));
   EXPECT_TRUE(worthwhile(from(8), kH200));
   EXPECT_TRUE(worthwhile(from(24), kH200));
@@ -206,7 +208,7 @@ TEST(Sm90Choice, SmallProblemsGoToTheFasterFamily) {
       {kTf32, 2, 768, 128, 4, 2, true, false},  {kTf32, 2, 768, 128, 8, 2, false, true},
       {kF16, 3, 128, 128, 8, 2, false, true},   {kTf32, 2, 320, 320, 8, 1, true, true},
       {kTf32, 3, 768, 128, 6, 1, false, false}, {kF16, 3, 768, 128, 6, 1, true, false},
-      {kF16, 3, 512, 256, 6, 8, false, false}, {kF16, 2, 64, 32, 32, 1, false, true},
+      {kF16, 3, 512, 256, 6, 8, false, false},  {kF16, 2, 64, 32, 32, 1, false, true},
       {kIeee, 2, 128, 64, 12, 1, true, false},  {kIeee, 3, 320, 256, 8, 8, true, true},
   };
   for (Case const& c : cases) {
