@@ -71,11 +71,13 @@ Status choose_fastest(FamilyList families, Problem const& problem, convt3d_devic
     Problem const part = part_of(*family, problem, device);
     if (family->supported(part, device, one_reason) == CONVT3D_OK) {
       if (*chosen == nullptr) *chosen = family;
-      if (family->worthwhile == nullptr || family->worthwhile(part, device)) {
+      bool const is_last = family == *(families.end() - 1);
+      // For groups one after the other ATen was not measured.
+      if (family->worthwhile == nullptr || family->worthwhile(part, device) || (is_last && problem.groups > 1)) {
         *chosen = family;
         return CONVT3D_OK;
       }
-      if (problem.groups == 1 && family == *(families.end() - 1)) {
+      if (is_last) {
         return message.fail(CONVT3D_NOT_SUPPORTED,
                             "ATen computes such long sums faster; asked for by name, a kernel takes them");
       }

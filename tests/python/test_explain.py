@@ -152,6 +152,10 @@ def test_long_sums_that_are_not_left_to_aten(library: None, force_kernel: Callab
     for changes in others:
         case = replace(long, **changes)
         assert case.explain(case.make("meta")).path in ("sm80", "sm90"), changes
+    # Groups one after the other go to the faster family.
+    groups: dict[str, Any] = {"groups": 2, "cin": 604, "cout": 596, "size": (35, 11, 13)}
+    case = replace(long, **groups, kernel=(2, 5, 4), padding=(1, 2, 2))
+    assert case.explain(case.make("meta")).path == "sm80"
     force_kernel("sm80")
     assert long.explain(long.make("meta")).path == "sm80"
 
