@@ -275,23 +275,19 @@ TEST(Product, TilesOfBoxes) {
 
 // Few tiles of many steps are shared by clusters, whose blocks make all steps together.
 TEST(Product, ClustersWhereTilesAreFew) {
-  auto k3 = [](int in, int size) {
-    Problem p = make(1, in, 64, {size, size, size}, {3, 3, 3}, {1, 1, 1}, {1, 1, 1}, CONVT3D_F16, true);
-    test::pack(weight_shape(p), Layout::kNdhwc, p.weight_stride);
-    return p;
-  };
+  auto cube = [](int in, int size) { return k3(1, in, 64, {size, size, size}, CONVT3D_F16); };
   auto blocks = [](Problem const& p, int multiprocessors) {
     Tiling const t = tiling(p);
     int const groups = warpgroups(t, multiprocessors);
     return cluster_blocks(p, t.tiles(groups), groups, multiprocessors);
   };
-  EXPECT_EQ(blocks(k3(256, 4), 132), 4);  // 8 tiles
-  EXPECT_EQ(blocks(k3(256, 4), 40), 4);
-  EXPECT_EQ(blocks(k3(256, 4), 39), 2);
-  EXPECT_EQ(blocks(k3(256, 4), 15), 1);
-  EXPECT_EQ(blocks(k3(64, 4), 132), 1);  // 8 steps
-  EXPECT_EQ(blocks(k3(65, 4), 132), 4);
-  EXPECT_EQ(blocks(k3(256, 16), 132), 1);
+  EXPECT_EQ(blocks(cube(256, 4), 132), 4);  // 8 tiles
+  EXPECT_EQ(blocks(cube(256, 4), 40), 4);
+  EXPECT_EQ(blocks(cube(256, 4), 39), 2);
+  EXPECT_EQ(blocks(cube(256, 4), 15), 1);
+  EXPECT_EQ(blocks(cube(64, 4), 132), 1);  // 8 steps
+  EXPECT_EQ(blocks(cube(65, 4), 132), 4);
+  EXPECT_EQ(blocks(cube(256, 16), 132), 1);
   EXPECT_EQ(blocks(halves(1, 512, 64, 4, CONVT3D_F16), 132), 1);  // in rows
 }
 

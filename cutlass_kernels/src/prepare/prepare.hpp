@@ -14,6 +14,8 @@
 
 #include <cstdint>
 
+#include "prepare/copies.hpp"
+
 namespace convt3d::prepare {
 
 // Residue classes a single launch can describe; stride 4 in three dimensions.
@@ -50,6 +52,20 @@ struct Params {
   FilterClass classes[kMaxClasses];
 };
 static_assert(sizeof(Params) <= 4096, "CUDA guarantees 4 KiB of kernel parameters");
+
+// x of a problem, and where its copy goes, packed with `channels` in each voxel; no copy: null.
+inline void set_x(Params& params, Problem const& p, void const* x, void* copy, int64_t channels) {
+  Size5 const size = x_shape(p), stride = effective_stride(size, p.x_stride);
+  params.x_in = x;
+  params.x_out = copy;
+  for (int axis = 0; axis < 5; ++axis) {
+    params.x_size[axis] = size[axis];
+    params.x_stride[axis] = stride[axis];
+  }
+  params.x_flat_stride = flat_stride(p.in_size, stride.v + 2);
+  params.k_channels = static_cast<int32_t>(p.in_channels);
+  params.k_channels_padded = static_cast<int32_t>(channels);
+}
 
 // element_size 4 or 2; round_tf32 needs 4. Enqueues on `stream`, with at most `max_blocks` blocks.
 cudaError_t launch(Params const& params, int element_size, bool round_tf32, cudaStream_t stream,

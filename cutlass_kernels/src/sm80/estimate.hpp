@@ -53,6 +53,8 @@ inline double usual_microseconds(Problem const& p, int multiprocessors) {
 /// Whether a stride exceeds 2: no estimate was fitted to such.
 constexpr bool has_wide_step(Problem const& p) { return p.stride[0] > 2 || p.stride[1] > 2 || p.stride[2] > 2; }
 
+constexpr bool has_unit_strides(Problem const& p) { return p.stride[0] == 1 && p.stride[1] == 1 && p.stride[2] == 1; }
+
 /// Whether the columns kernel computes a problem that the family supports and has no patch kernel for.
 inline bool chooses_columns(Problem const& p, int multiprocessors) {
   if (!columns::takes(p) || columns::nowhere.load(std::memory_order_relaxed)) return false;
@@ -67,14 +69,13 @@ inline double estimated_microseconds(Problem const& p, int multiprocessors) {
                                              : usual_microseconds(p, multiprocessors);
 }
 
-/// Whether PyTorch's convolution, which is strict there, is faster in ieee mode: at stride 1, where all taps are one
-/// sum, which a thread block adds up alone. Of 340 random problems (1 to 512 channels, kernels of 1 to 5) 166 took
-/// longer than PyTorch's operators, up to 23 times; with this rule 32 do. Its time was fitted to these, and the factor
-/// is for what both estimates are uncertain by.
+/// Whether PyTorch's convolution, which is strict there, is faster in ieee mode, without groups: at stride 1, where all
+/// taps are one sum, which a thread block adds up alone. Of 340 random problems (1 to 512 channels, kernels of 1 to 5)
+/// 166 took longer than PyTorch's operators, up to 23 times; with this rule 32 do. Its time was fitted to these, and
+/// the factor is for what both estimates are uncertain by.
 inline bool pytorch_is_faster(Problem const& p, int multiprocessors) {
-  bool const unit_stride = p.stride[0] == 1 && p.stride[1] == 1 && p.stride[2] == 1;
   int64_t const products = p.in_channels * tap_count(p);
-  if (!unit_stride || p.groups != 1 || !uses_ieee(p) || products < 1000) return false;
+  if (!has_unit_strides(p) || !uses_ieee(p) || products < 1000) return false;
   double const all = 1e-9 * static_cast<double>(element_count(y_shape(p))) * static_cast<double>(products);
   return estimated_microseconds(p, multiprocessors) > 1.3 * (28 + 34 * all * 132 / multiprocessors);
 }

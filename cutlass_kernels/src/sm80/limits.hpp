@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "convt3d/problem.hpp"
+#include "prepare/copies.hpp"
 
 namespace convt3d::sm80 {
 
@@ -17,12 +18,7 @@ constexpr int kMaxTileRows = 128;  // GEMM M of the largest tile in configs.hpp
 constexpr int kMaxTileK = 32;      // and its K
 constexpr int kStepBytes = 64;     // of a row of x in one iteration of the mainloop: K of every tile
 
-constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-// Channels as the mainloop sees them: whole 16-byte accesses.
-constexpr int64_t padded_channels(int64_t channels, int element_bytes) {
-  return round_up(channels, kAccessBytes / element_bytes);
-}
+using prepare::padded_channels;
 
 /// Products that the longest sum of a problem has at most, with padded channels.
 constexpr int64_t longest_sum(Problem const& p) {

@@ -96,39 +96,18 @@ inline int64_t prepare_blocks_bound(Problem const& p) {
   return per_sample > kMaxInt ? per_sample : kFilterBlocks + per_sample * p.batch;
 }
 
-// The spacing of a sample's voxels where (D, H, W) are one equally spaced run, W fastest; -1 elsewhere.
-inline int64_t flat_stride(int64_t const* size, int64_t const* stride) {
-  int64_t spacing = 0, expected = -1;
-  for (int axis = 2; axis >= 0; --axis) {
-    if (size[axis] == 1) continue;
-    if (expected == -1) spacing = expected = stride[axis];
-    if (stride[axis] != expected) return -1;
-    expected *= size[axis];
-  }
-  return spacing;
-}
-
 inline prepare::Params prepare_params(Problem const& p, convt3d_tensors const& tensors) {
   OperandLayout const layout = operand_layout(p);
   prepare::Params params{};
-  Size5 const x_sizes = x_shape(p);
-  Size5 const strides = effective_stride(x_sizes, p.x_stride);
   auto* const workspace = static_cast<char*>(tensors.workspace);
-  params.x_in = tensors.x;
-  params.x_out = layout.x_in_place ? nullptr : workspace + layout.x_offset;
-  for (int axis = 0; axis < 5; ++axis) {
-    params.x_size[axis] = x_sizes[axis];
-    params.x_stride[axis] = strides[axis];
-    params.weight_stride[axis] = p.weight_stride[axis];
-  }
+  prepare::set_x(params, p, tensors.x, layout.x_in_place ? nullptr : workspace + layout.x_offset, layout.k_channels);
+  for (int axis = 0; axis < 5; ++axis) params.weight_stride[axis] = p.weight_stride[axis];
   bool const blocks = !layout.x_in_place && layout.x_block < layout.k_channels;
   params.x_block = static_cast<int32_t>(blocks ? layout.x_block : 0);
-  params.x_flat_stride = flat_stride(p.in_size, strides.v + 2);
-  params.x_dense = is_ndhwc(x_sizes, p.x_stride) && p.in_channels == layout.k_channels && p.x_alignment == kAccessBytes;
+  params.x_dense =
+      is_ndhwc(x_shape(p), p.x_stride) && p.in_channels == layout.k_channels && p.x_alignment == kAccessBytes;
   params.weight = tensors.weight;
   params.filter = workspace;
-  params.k_channels = static_cast<int32_t>(p.in_channels);
-  params.k_channels_padded = static_cast<int32_t>(layout.k_channels);
   params.c_channels = static_cast<int32_t>(p.out_channels);
   params.c_channels_padded = static_cast<int32_t>(layout.c_channels);
   params.class_count = static_cast<int32_t>(residue_class_count(p.stride));

@@ -144,9 +144,8 @@ Status run(Problem const& p, convt3d_plan const&, convt3d_tensors const& tensors
 // rows (docs/performance-log.md), where the GPU's time is longer than the host's.
 bool worthwhile(Problem const& p, convt3d_device const& device) {
   if (p.groups == 1) return !pytorch_is_faster(p, device.multiprocessors);
-  bool const unit_stride = p.stride[0] == 1 && p.stride[1] == 1 && p.stride[2] == 1;
-  bool const depthwise = p.groups > 1 && p.groups == p.in_channels;
-  return !depthwise || !unit_stride || p.dtype != CONVT3D_F32 || grouped::lanes_are_channels(p) ||
+  bool const depthwise = p.groups == p.in_channels;
+  return !depthwise || !has_unit_strides(p) || p.dtype != CONVT3D_F32 || grouped::lanes_are_channels(p) ||
          element_count(y_shape(p)) < (int64_t{1} << 21);
 }
 

@@ -158,7 +158,7 @@ inline bool worthwhile(Problem const& p, convt3d_device const& device) {
   if (streams_parts && (p.stride[1] > 2 || p.stride[2] > 2)) return false;
   if (!warps_pay(p)) return false;
   bool const product = chooses_product(p, device.multiprocessors);
-  if (product && wide_step && !has_usual_kernel(p, device.multiprocessors)) return false;  // not measured
+  if (product && wide_step) return false;  // not measured
   if (!wide_step) {
     double const sm80 = sm80::estimated_microseconds(p, device.multiprocessors);
     double const sm90 = product ? product::estimated_microseconds(p, device.multiprocessors)

@@ -235,6 +235,8 @@ struct Kernel {
     }
   }
 
+  // ---- outputs -----------------------------------------------------------------------------------------------------
+
   CUTLASS_DEVICE static Column find_column(ProductParams const& p, int column) {
     Column c = Walk::find_column(p, column);
     if constexpr (kApart) {
@@ -243,8 +245,6 @@ struct Kernel {
     }
     return c;
   }
-
-  // ---- outputs -----------------------------------------------------------------------------------------------------
 
   /// Every nan among the outputs of this thread, by the definition (cold_path.hpp).
   __device__ __noinline__ static void recompute(ProductParams const& p, int number, int column, int lane, int begin) {

@@ -4,6 +4,7 @@
 // the CPU.
 #pragma once
 
+#include "prepare/copies.hpp"
 #include "sm90/product/boxes.hpp"
 #include "sm90/product/rows.hpp"
 
@@ -21,42 +22,31 @@ struct Operands {
   constexpr bool moves_pairs() const { return has_pairs(p) && !is_padded(); }
 };
 
-/// Packed channels last, with room for `channels` in each voxel.
-constexpr void lay_out(Size5 const& shape, int64_t channels, int64_t (&stride)[5]) {
-  stride[1] = 1;
-  int64_t step = channels;
-  for (int axis : {4, 3, 2, 0}) {
-    stride[axis] = step;
-    step *= shape[axis];
-  }
-}
-
-/// Input channels of the copies: the copy engine steps by 16 bytes.
+/// Input channels of the copies.
 constexpr int64_t copied_channels(Problem const& p) {
-  return ceil_div(p.in_channels * element_bytes(p), 16) * 16 / element_bytes(p);
+  return prepare::padded_channels(p.in_channels, element_bytes(p));
 }
 
 /// Columns of a tap in the copy of the weight: whole accesses of 128 bytes.
-constexpr int64_t copied_columns(Problem const& p) {
-  return ceil_div(p.out_channels * element_bytes(p), 128) * 128 / element_bytes(p);
-}
+constexpr int64_t copied_columns(Problem const& p) { return round_up(p.out_channels, 128 / element_bytes(p)); }
 
 /// With as few copies as do, the weight's rather than that of x.
 constexpr Operands operands(Problem const& p) {
-  int64_t const of_weight = copied_channels(p) * copied_columns(p) * tap_count(p);
-  bool const large =
-      element_count(x_shape(p)) > kMostReach || of_weight > kMostReach;  // the pre-pass counts in 32 bits
+  int64_t const weight = copied_channels(p) * copied_columns(p) * tap_count(p);
+  bool const large = element_count(x_shape(p)) > kMostReach || weight > kMostReach;  // the pre-pass counts in 32 bits
   for (int copies = 0; copies < (large ? 1 : 8); ++copies) {
     Operands of{p, copies / 2 % 2 != 0, copies % 2 != 0, p.out_channels};
     if (copies / 4 != 0) {
       if (!of.copies_weight) continue;
       of.tap_columns = copied_columns(p);
     }
-    if (of.copies_weight) lay_out(weight_shape(p), p.out_channels, of.p.weight_stride);
-    if (of.copies_x) {
-      lay_out(x_shape(p), copied_channels(p), of.p.x_stride);
-      of.p.x_alignment = 16;
+    Size5 const of_weight = prepare::packed_stride(weight_shape(p), p.out_channels);
+    Size5 const of_x = prepare::packed_stride(x_shape(p), copied_channels(p));
+    for (int axis = 0; axis < 5; ++axis) {
+      if (of.copies_weight) of.p.weight_stride[axis] = of_weight[axis];
+      if (of.copies_x) of.p.x_stride[axis] = of_x[axis];
     }
+    if (of.copies_x) of.p.x_alignment = 16;
     if (of.in_rows() || of.in_boxes()) return of;
   }
   return {p, false, false, p.out_channels};
@@ -72,7 +62,7 @@ constexpr bool takes(Problem const& p) {
 constexpr size_t weight_copy_bytes(Problem const& p) {
   return static_cast<size_t>(copied_channels(p) * copied_columns(p) * tap_count(p) * element_bytes(p));
 }
-constexpr size_t x_copy_offset(Problem const& p) { return (weight_copy_bytes(p) + 127) / 128 * 128; }
+constexpr size_t x_copy_offset(Problem const& p) { return round_up(weight_copy_bytes(p), 128); }
 constexpr size_t workspace_bytes(Problem const& p) {
   if (!operands(p).copies_x) return weight_copy_bytes(p);
   int64_t const voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sm80/operands.hpp"
+#include "prepare/prepare.hpp"
 #include "sm90/launch.hpp"
 #include "sm90/most_ctas.hpp"
 #include "sm90/product/launch.hpp"
@@ -128,19 +128,16 @@ void fill_rest(ProductParams& k, Problem const& p, convt3d_tensors const& t) {
 cudaError_t copy_operands(Operands const& of, Problem const& p, convt3d_tensors const& t, void const*& x,
                           void const*& weight, cudaStream_t stream) {
   auto* const workspace = static_cast<unsigned char*>(t.workspace);
-  prepare::Params copies{};
-  copies.k_channels = static_cast<int32_t>(p.in_channels);
-  copies.k_channels_padded = static_cast<int32_t>(copied_channels(p));
-  if (of.copies_x) {
-    Size5 const shape = x_shape(p), stride = effective_stride(shape, p.x_stride);
-    x = copies.x_out = workspace + x_copy_offset(p);
-    copies.x_in = t.x;
-    for (int axis = 0; axis < 5; ++axis) {
-      copies.x_size[axis] = shape[axis];
-      copies.x_stride[axis] = stride[axis];
-    }
-    copies.x_flat_stride = sm80::flat_stride(p.in_size, stride.v + 2);
+  if (!of.copies_weight && reinterpret_cast<uintptr_t>(t.weight) % 16 != 0) {
+    weight = workspace;  // the copy engine wants that; not known before
+    auto const bytes = static_cast<size_t>(element_count(weight_shape(p)) * element_bytes(p));
+    cudaError_t const error = cudaMemcpyAsync(workspace, t.weight, bytes, cudaMemcpyDeviceToDevice, stream);
+    if (error != cudaSuccess) return error;
   }
+  if (!of.copies_x && !of.copies_weight) return cudaSuccess;
+  prepare::Params copies{};
+  if (of.copies_x) x = workspace + x_copy_offset(p);
+  prepare::set_x(copies, p, t.x, of.copies_x ? workspace + x_copy_offset(p) : nullptr, copied_channels(p));
   if (of.copies_weight) {
     weight = copies.filter = workspace;
     copies.weight = t.weight;
@@ -153,11 +150,6 @@ cudaError_t copy_operands(Operands const& of, Problem const& p, convt3d_tensors 
       copies.classes[0].taps[axis] = static_cast<int32_t>(p.kernel[axis]);
       copies.classes[0].tap_step[axis] = 1;
     }
-  } else if (reinterpret_cast<uintptr_t>(t.weight) % 16 != 0) {  // the copy engine wants that; not known before
-    weight = workspace;
-    auto const bytes = static_cast<size_t>(element_count(weight_shape(p)) * element_bytes(p));
-    cudaError_t const error = cudaMemcpyAsync(workspace, t.weight, bytes, cudaMemcpyDeviceToDevice, stream);
-    if (error != cudaSuccess) return error;
   }
   // The copy engine rounds to TF32 on the way, as it does with the tensors themselves.
   return prepare::launch(copies, element_bytes(p), false, stream);

@@ -3,6 +3,7 @@
 // Choice of the streaming kernel's tuning parameters, and its workspace. Host code.
 #pragma once
 
+#include "prepare/copies.hpp"
 #include "sm90/stream/config.hpp"
 #include "sm90/stream/tile_width.hpp"
 
@@ -81,7 +82,7 @@ constexpr Config choose_config(Problem const& p) {
 /// Input channels of the prepared copy of x: the copy engine steps by 16 bytes; parts come in whole slabs.
 constexpr int64_t padded_channels(Problem const& p) {
   if (uses_split(p)) return int64_t{slab_count(p)} * 32;
-  return ceil_div(p.in_channels * element_bytes(p), 16) * 16 / element_bytes(p);
+  return prepare::padded_channels(p.in_channels, element_bytes(p));
 }
 
 /// Whether x is read where it lies: the copy engine wants neighbouring channels and everything else in steps of 16

@@ -82,25 +82,12 @@ bool fill_x_pass(StreamParams& k, PieceParams& w, prepare::Params& x, Problem co
     w.x_blocks = (w.x_vectors + kPrepareThreads - 1) / kPrepareThreads;
   } else {
     w.x_pass = XPass::kNone;
-    x.x_in = t.x;
-    x.x_out = copy;
-    for (int axis = 0; axis < 5; ++axis) {
-      x.x_size[axis] = shape[axis];
-      x.x_stride[axis] = strides[axis];
-    }
-    x.x_flat_stride = flat ? strides[4] : -1;
-    x.k_channels = static_cast<int32_t>(shape[1]);
-    x.k_channels_padded = static_cast<int32_t>(channels);
+    prepare::set_x(x, p, t.x, copy, channels);
   }
 
-  int64_t stride[5] = {0, 1, 0, 0, channels};
-  stride[3] = stride[4] * shape[4];
-  stride[2] = stride[3] * shape[3];
-  stride[0] = stride[2] * shape[2];
+  Size5 const stride = in_place ? strides : prepare::packed_stride(shape, channels);
   auto size = [](int64_t v) { return static_cast<cuuint64_t>(v); };
-  auto bytes = [&](int axis) {
-    return shape[axis] == 1 ? cuuint64_t{16} : size((in_place ? strides[axis] : stride[axis]) * element);
-  };
+  auto bytes = [&](int axis) { return shape[axis] == 1 ? cuuint64_t{16} : size(stride[axis] * element); };
   Slab const s = slab(p);
   cuuint64_t const dims[5] = {size(in_place ? shape[1] : channels), size(shape[3]), size(shape[4]), size(shape[2]),
                               size(shape[0])};
